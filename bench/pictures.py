@@ -125,7 +125,7 @@ def showing(name: str, processor: MediaProcessor, pictures: int, side: int, seed
     """A request of so many pictures, no two alike."""
     tokens: list[int] = [1, 2, 3]
     items = []
-    layout = processor.picture(Size(side, side), ImageLayoutOptions())
+    layout = processor.image_layout(Size(side, side), ImageLayoutOptions())
     for number in range(pictures):
         begin = len(tokens)
         tokens += [3] * layout.features + [4]

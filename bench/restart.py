@@ -223,11 +223,11 @@ def fill(folder: Path, key: Mapping[str, str], secret: bytes, rng: random.Random
 def looked_up(engine: Engine, tokens: Sequence[int]) -> float:
     """CPU seconds of the engine's thread until it knows what is on disk of a prompt."""
     wanted = replace(request("look", tokens, cache=True), salt=SALT)
-    reuse = engine._generation.reuse
+    prefix_cache = engine._generation.prefix_cache
 
     def look() -> float:
         began = time.thread_time()
-        reuse.explain(wanted, tokens)
+        prefix_cache.explain(wanted, tokens)
         return time.thread_time() - began
 
     return engine._loop.run(look)

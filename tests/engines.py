@@ -84,15 +84,15 @@ def start(
     live: PairCodec = RAW_CODEC,
     folder: Path | None = None,
     sparse: Callable[[], SpecPrefillSetup] | None = None,
-    teller: KVEventSink | None = None,
+    kv_event_sink: KVEventSink | None = None,
     loras: Mapping[str, Path] | None = None,
     loop: Loop | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
     gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
     into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
-    `sparse` makes who scores long prompts, `teller` is told what is kept, `loras` are the folders of adapters, and
-    `loop` is one that it shares with other engines."""
+    `sparse` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of adapters,
+    and `loop` is one that it shares with other engines."""
 
     def load() -> LoadedModel:
         from ingot.kernels.cpu import native
@@ -157,7 +157,7 @@ def start(
             fixed_draft_tokens=fixed_draft_tokens,
             disk=kept,
             sparse=scoring,
-            teller=teller,
+            kv_event_sink=kv_event_sink,
             loras=named,
         )
 
@@ -167,7 +167,7 @@ def start(
 
 def runner_of(engine: Engine) -> Runner:
     """What the engine thread computes with, to look at while nothing runs."""
-    return engine._generation._books.runner
+    return engine._generation._core.runner
 
 
 def post(engine: Engine, letter: Callable[[], None]) -> None:

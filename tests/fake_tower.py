@@ -44,7 +44,7 @@ class FakeTower:
             raise self.fails("damaged")
         return np.full((1, 1), item.digest[0] if item.digest else 0, dtype=np.float32)
 
-    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
+    def encode(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         seen = int(pixels[0, 0])
         for _ in range(SLICES):
             self.sliced.append(seen)

@@ -114,7 +114,7 @@ class ScriptedEars:
         self.meanwhile: Callable[[], None] = lambda: None
         self.rested = 0
 
-    def listen(self, frames: FloatArray) -> Generator[None, None, int]:
+    def encode(self, frames: FloatArray) -> Generator[None, None, int]:
         self.windows.append(frames)
         for _ in range(self.parts):
             self.meanwhile()

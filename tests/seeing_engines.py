@@ -51,7 +51,7 @@ def start_seeing(
         from ingot.kernels.cpu import native
 
         native.use_one_path()
-        adapter = load_model_adapter(folder, device or current_device(), widest=widest, sees=True)
+        adapter = load_model_adapter(folder, device or current_device(), widest=widest, with_vision=True)
         assert adapter.tower is not None
         if headed:
             source = find_head(folder, adapter.config)
@@ -111,6 +111,6 @@ def asked(name: str, tokens: list[int], items: list[MediaItem], count: int = 6, 
 
 
 def looks_of(engine: Engine) -> VisionEncoderRunner:
-    looks = engine._generation._looks
+    looks = engine._generation._vision
     assert looks is not None
     return looks

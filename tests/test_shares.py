@@ -19,7 +19,7 @@ from ingot.engine.request import PoolingRequest
 from ingot.engine.speech_request import SpeechRequest
 from ingot.errors import Cancelled, Overloaded, Unavailable
 from ingot.http import capture
-from ingot.http.body import HeldBodies
+from ingot.http.body import RequestBodies
 from ingot.http.capture import CaptureFolder
 from ingot.http.connections import MOST_WAITING_CONNECTIONS, OpenConnections
 from ingot.http.endpoints import cache
@@ -176,7 +176,7 @@ async def encodings(folder: Path) -> int:
 
 
 async def bodies(folder: Path) -> int:
-    held = HeldBodies(1000)
+    held = RequestBodies(1000)
     with pytest.raises(Unavailable):
         while True:
             held._take(GREEDY, 50, 0)

@@ -214,7 +214,7 @@ class BatchState:
         would take too much memory."""
         most = max(part.tentative for part in parts)
         rows = sum(len(part.rows) for part in parts)
-        able = all(state.gives_earlier_states for state in self._recurrent) and all(
+        able = all(state.returns_earlier_states for state in self._recurrent) and all(
             part.tentative <= part.width for part in parts
         )
         return most if able and most * rows * self.slot_bytes <= self._earlier_bytes else 0

@@ -63,7 +63,7 @@ class PageCount(NamedTuple):
     coded: int
 
 
-def pages_held_by_row(tokens: int, window: int | None, widest: int) -> int:
+def row_page_limit(tokens: int, window: int | None, widest: int) -> int:
     """The most raw pages that a row of so many tokens holds in a group during a forward batch of up to `widest`
     tokens."""
     if window is None:

@@ -121,7 +121,7 @@ class RecurrentState(LayerState, ArraysCache):
         self.cache: list[mx.array | None] = [None] * parts
         self._slots = slots
         self._written: set[int] = set()
-        self.gives_earlier_states = False
+        self.returns_earlier_states = False
         """Whether its native kernel also returns the states before each token."""
         self.wanted = 0  # for how many of a batch's last tokens these are wanted
         self._earlier: tuple[Sequence[mx.array], list[int]] = ((), [])  # these states, and their slots
@@ -176,7 +176,7 @@ class RecurrentState(LayerState, ArraysCache):
 
     def lend(self, *rows: tuple[int, ...]) -> list[mx.array]:
         """All slots' parts, of these shapes for a row. The caller writes them in place and returns them by
-        `take_back_parts`."""
+        `return_parts`."""
         parts = [
             mx.zeros((self._slots, *shape), mx.float32) if part is None else part.astype(mx.float32)
             for part, shape in zip(self.cache, rows, strict=True)
@@ -184,7 +184,7 @@ class RecurrentState(LayerState, ArraysCache):
         self.cache = [None] * len(parts)
         return parts
 
-    def take_back_parts(self, parts: Sequence[mx.array]) -> None:
+    def return_parts(self, parts: Sequence[mx.array]) -> None:
         """The parts, followed by the earlier ones, as many as `wanted`."""
         self.cache, earlier = list(parts[: len(self.cache)]), parts[len(self.cache) :]
         self._earlier = (earlier, [slot for _, _, slot, _ in self.pieces] if earlier else [])

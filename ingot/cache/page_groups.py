@@ -373,7 +373,7 @@ class PageGroup(PagePool[KVStorage]):
         numbers = np.frombuffer(table.numbers, np.int32)[: table.coded]
         return np.frombuffer(self.pages.forms.coded_of, np.int32)[numbers]
 
-    def seen_slots(self, table: PageTable) -> bytes:
+    def slots_as_read(self, table: PageTable) -> bytes:
         """The slots of a row's pages in the form it reads, the first `coded` coded; as int32."""
         if self.pages.forms is None or not table.coded:
             return self.raw_slots(table.numbers).tobytes()

@@ -8,7 +8,8 @@ A node covers tokens [begin, end) of its path and has a record of them, in memor
 - `peek` finds the same and changes nothing; `explain` also says why it went no further.
 - `insert` adds what a sequence computed beyond what is cached. Nothing is stored twice.
 - `pin` locks a prefix: it is evicted only when nothing else is left.
-- `plant` adds a record that is on disk; `reach` finds the records on disk that a prompt could use; `fill` loads one.
+- `add_disk_entry` adds a record that is on disk; `reach` finds the records on disk that a prompt could use; `fill`
+  loads one.
 - `shrink` evicts down to a number of bytes, from tenants that exceed their share first. Nodes go in order of worth: the
   time to compute them again per byte, times how often they were used, discounted with age. An evicted record is
   offloaded to disk if possible. With a codec, a record may be compressed instead of evicted; what it is worth then
@@ -68,12 +69,12 @@ class PrefixIndex(PrefixForest):
         needs: ResumeNeeds,
         cost: Callable[[int], float],
         clock: Callable[[], float] = time.monotonic,
-        spill: OffloadNode = lambda node: False,
+        offload: OffloadNode = lambda node: False,
         compressor: CompressionPolicy | None = NO_COMPRESSOR,
     ) -> None:
         """`cost(n)` is the time in seconds that computing n tokens takes."""
         super().__init__(Shares("prefix cache", clock=clock), self._queue)
-        self._needs, self._cost, self._offload, self._compressor = needs, cost, spill, compressor
+        self._needs, self._cost, self._offload, self._compressor = needs, cost, offload, compressor
         self._evicted = EvictedPrefixes()
         self._clock, self._turns = 0.0, itertools.count()
         self._evictable = EvictionQueue()  # by the cost of computing a node again
@@ -125,13 +126,15 @@ class PrefixIndex(PrefixForest):
         nodes, matched = self.walk(owner, tokens)
         length, depth = resumable_prefix(nodes, matched, limit, self._needs, tier)
         theirs = _continuation(nodes[-1], matched) if nodes and matched < len(tokens) else ()
-        filed = sum(min(node.end, length) - node.begin for node in nodes[:depth] if node.record is None)
+        disk_record = sum(min(node.end, length) - node.begin for node in nodes[:depth] if node.record is None)
         if min(matched, limit) - length >= RESUME_GAP_TOKENS:
             lost = any(node.lost or node.record is None for node in nodes[depth:] if node.end <= matched)
             reason: MissReason = "evicted" if lost else "checkpoint"
         else:
             reason = self._miss_reason(owner, tokens, limit, matched, theirs)
-        return MatchExplanation(matched, length, reason, theirs, filed, codec_of_records(_records_of(nodes[:depth])))
+        return MatchExplanation(
+            matched, length, reason, theirs, disk_record, codec_of_records(_records_of(nodes[:depth]))
+        )
 
     def _miss_reason(
         self, owner: CacheOwner, tokens: Sequence[int], limit: int, matched: int, theirs: tuple[int, ...]
@@ -167,7 +170,7 @@ class PrefixIndex(PrefixForest):
 
     # Disk
 
-    def plant(self, owner: CacheOwner, tokens: Sequence[int], entry: DiskEntry) -> bool:
+    def add_disk_entry(self, owner: CacheOwner, tokens: Sequence[int], entry: DiskEntry) -> bool:
         """Add a record on disk of the last of `tokens`. False where the prefix that it continues is not in the
         index."""
         prefix = tuple(tokens[: entry.begin])
@@ -178,7 +181,7 @@ class PrefixIndex(PrefixForest):
         self.add_entry(parent, entry)
         return True
 
-    def plant_disk_entries(self, owner: CacheOwner, found: Iterable[tuple[DiskEntry, DiskEntry | None]]) -> None:
+    def add_disk_entries(self, owner: CacheOwner, found: Iterable[tuple[DiskEntry, DiskEntry | None]]) -> None:
         """Add records on disk, each with the earlier one that it continues, from its end or from within it; None where
         it begins a path. Each entry is visited once, however long its path is."""
         parents: dict[DiskEntry, PrefixNode] = {}
@@ -463,7 +466,7 @@ class MatchExplanation:
     length: int
     reason: MissReason
     theirs: tuple[int, ...] = ()
-    filed: int = 0  # tokens of the first `length` that would have to be read from disk
+    disk_record: int = 0  # tokens of the first `length` that would have to be read from disk
     codec: str = RAW  # what the others went through
 
 
@@ -513,7 +516,7 @@ def can_resume_at_end(path: Sequence[PrefixNode], needs: ResumeNeeds, tier: Cach
 def windows_see(path: Sequence[PrefixNode], group: int, first: int) -> bool:
     """Whether window layers have all tokens from `first` to the path's end."""
     for node in reversed(path):
-        record = node.record or node.filed
+        record = node.record or node.disk_record
         assert record is not None
         oldest = record.oldest(group)
         if oldest <= max(0, first):

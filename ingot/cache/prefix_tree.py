@@ -70,7 +70,7 @@ class PrefixNode:
     pinned: bool = False
     lost: bool = False  # its checkpoint was evicted
     owner: CacheOwner | None = None
-    filed: DiskRecord | None = None
+    disk_record: DiskRecord | None = None
     hashed: PathHash | None = None  # of all tokens up to its end, computed on first use
     resident_children: int = 0  # children that have a record in memory
     tally: MemoryTally = NO_MEMORY  # of a root: the total over all nodes below it
@@ -123,18 +123,18 @@ class PrefixNode:
 
     @property
     def is_on_disk(self) -> bool:
-        return self.filed is not None and self.filed.there
+        return self.disk_record is not None and self.disk_record.there
 
     @property
     def has_disk_checkpoint(self) -> bool:
-        return self.filed is not None and self.filed.there and self.filed.has_checkpoint
+        return self.disk_record is not None and self.disk_record.there and self.disk_record.has_checkpoint
 
     @property
     def is_saved(self) -> bool:
         """All that it has in memory is on disk too."""
-        if self.filed is None or not self.filed.there:
+        if self.disk_record is None or not self.disk_record.there:
             return False
-        return self.record is None or self.filed.holds_all_of(self.record)
+        return self.record is None or self.disk_record.holds_all_of(self.record)
 
     @property
     def is_last_in_memory(self) -> bool:
@@ -274,14 +274,14 @@ class PrefixForest:
         if halves is not None:
             self.hold(upper, halves[0])
             self.hold(node, halves[1])
-        if node.filed is not None:
-            upper.filed, node.filed = node.filed.split(at)
+        if node.disk_record is not None:
+            upper.disk_record, node.disk_record = node.disk_record.split(at)
         return upper
 
     def add_entry(self, parent: PrefixNode, entry: DiskEntry) -> None:
         """Add a record on disk that continues from a node's end."""
         self.changes += 1
-        filed, node = DiskRecord.whole(entry), parent
+        disk_record, node = DiskRecord.whole(entry), parent
         tokens = tuple(entry.tokens)
         while node.end < entry.end:
             done = node.end - entry.begin
@@ -289,9 +289,9 @@ class PrefixForest:
             if child is None:
                 child = PrefixNode(node, tokens[done:], None, entry.end, landmark=entry.landmark)
                 node.children[tokens[done]] = child
-            node, part = child, filed.part(child.begin, child.end)
-            if not (node.filed and node.filed.there and node.filed.holds_all_of(part)):
-                node.filed = part
+            node, part = child, disk_record.part(child.begin, child.end)
+            if not (node.disk_record and node.disk_record.there and node.disk_record.holds_all_of(part)):
+                node.disk_record = part
 
     def ending(self, start: PrefixNode, tokens: Sequence[int]) -> PrefixNode | None:
         """The node that ends where `tokens` do, which continue from the end of `start`; a longer one is split there.
@@ -368,10 +368,10 @@ class PrefixForest:
             assert node.parent is not None and node.root is node.parent.root
             assert node.tokens and node.begin == node.parent.end, "a node does not begin where its parent ends"
             assert node.parent.children[node.tokens[0]] is node, "a node is not its parent's child"
-            assert node.record is not None or node.filed is not None, "a node has nothing"
+            assert node.record is not None or node.disk_record is not None, "a node has nothing"
             resident = sum(child.record is not None for child in node.children.values())
             assert node.resident_children == resident, "a node's children in memory are miscounted"
-            for part in (node.record, node.filed):
+            for part in (node.record, node.disk_record):
                 assert part is None or (part.begin, part.end) == (node.begin, node.end), "a record has other tokens"
             if node.record is not None:
                 has_parent = node.parent.record is not None or node.parent.owner is not None

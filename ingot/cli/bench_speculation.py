@@ -106,7 +106,7 @@ def _speculation_client(flags: Mapping[str, Any], settings: Settings, stack: con
         return ServerClient(stack.enter_context(local_server(settings)), settings.api_key, timeout=timeout_flag(flags))
     known = {**SETTINGS, **FOREIGN_SETTINGS}
     for name in flags:
-        if name != "model" and name in known and known[name].section not in ("the rest", "the door"):
+        if name != "model" and name in known and known[name].section not in ("the rest", "the HTTP server"):
             raise ConfigError(f"{known[name].flag} configures a model that is served here: it needs a MODEL")
     return ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
 

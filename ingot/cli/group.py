@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
-from ingot.distributed.place import LISTEN_VARIABLE, RankPlace
+from ingot.distributed.place import LISTEN_VARIABLE, RankConfig
 from ingot.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def report_to_parent(heartbeat: HeartbeatSender, engine: Engine, server: HttpSer
     server.shared_state.standings = lambda: heartbeat.standings
 
 
-def run_follower(settings: Settings, here: RankPlace, heartbeat: HeartbeatSender | None) -> None:
+def run_follower(settings: Settings, here: RankConfig, heartbeat: HeartbeatSender | None) -> None:
     """Run a rank other than 0: it executes what rank 0 sends, until that ends. Raises IngotError."""
     from ingot.models.files.locate import locate_model
     from ingot.models.files.progress import TerminalProgress

@@ -35,7 +35,7 @@ from ingot.cli.group import (
     supervise_group,
 )
 from ingot.config import SETTINGS, ModelEntry, Settings, model_entries, single_model_entries
-from ingot.distributed.place import LISTEN_VARIABLE, RankPlace, read_rank_place
+from ingot.distributed.place import LISTEN_VARIABLE, RankConfig, read_rank_config
 from ingot.errors import DeviceLost
 from ingot.extras import require_extra
 from ingot.kernels.device import is_device_lost
@@ -87,7 +87,7 @@ def run_serve(arguments: list[str]) -> int:
     entries = entries or single_model_entries(config.settings, model_kind(config.settings.model, config.settings))
     require_extras(entries)
     require_folders(entries)
-    here = read_rank_place(os.environ)
+    here = read_rank_config(os.environ)
     hosts = find_group_hosts(config.settings) if here is None else None
     if here is not None or hosts is not None:
         refuse_several_models(config.settings)
@@ -126,7 +126,7 @@ def require_folders(entries: Sequence[ModelEntry]) -> None:
             folder_secret(folder, key_file)
 
 
-def _serve_rank(settings: Settings, here: RankPlace, settings_again: Callable[[], Settings]) -> None:
+def _serve_rank(settings: Settings, here: RankConfig, settings_again: Callable[[], Settings]) -> None:
     """A process of several that run one model: the first serves, the others do what it says."""
     from ingot.distributed.heartbeat import start_heartbeats
 
@@ -197,7 +197,7 @@ def _serve_fleet(
             loader.close()
             raise
         loader.on_device_lost(lost.leave)
-        if server.force_exit or server.given_up:
+        if server.force_exit or server.fatal_error:
             exit_at_once()
         _print_saving(settings)
         loader.close()

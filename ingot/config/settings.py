@@ -142,7 +142,7 @@ class SettingsTable:
     )
 
     embedding_model: str | None = setting(
-        None, "an embedding model, specified like MODEL (default: none)", section="further models"
+        None, "an embedding model, specified like MODEL (default: none)", section="additional models"
     )
     rerank_model: str | None = setting(None, "a reranking model, specified like MODEL (default: none)")
     audio_model: str | None = setting(None, "a Whisper model for speech-to-text, specified like MODEL (default: none)")
@@ -184,7 +184,9 @@ class SettingsTable:
         high=86_400.0,
     )
 
-    host: str = setting("127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the door")
+    host: str = setting(
+        "127.0.0.1", "address to listen on; anything but loopback needs an API key", section="the HTTP server"
+    )
     port: int = setting(8000, "port to listen on (0: any free one)", low=0, high=65535)
     api_key: str | None = setting(
         None, "API key that clients must send (Bearer or x-api-key)", secret=True, check=key_problem

@@ -54,7 +54,7 @@ from ingot.distributed.control_channel import FrameKind
 from ingot.distributed.group import RankRecordForm, RankShare, join_group
 from ingot.distributed.leader import broadcast_tokens
 from ingot.distributed.leader_state import numbered_pools
-from ingot.distributed.place import RankPlace
+from ingot.distributed.place import RankConfig
 from ingot.distributed.wire import Link, LinkFrame, LinkLate, LinkLost
 from ingot.errors import IngotError
 from ingot.kernels import device
@@ -147,7 +147,7 @@ class Follower:
             self.settle()
 
 
-def run_follower(settings: Settings, folder: Path, where: RankPlace, on_step: OnStep) -> None:
+def run_follower(settings: Settings, folder: Path, where: RankConfig, on_step: OnStep) -> None:
     """Load this rank's share of the model in `folder`, and follow rank 0 until followers are no longer needed. An error
     is sent to rank 0 before it is raised. `on_step` gets 0 when the share is loaded, then each pass's number."""
     joined = join_group(settings, where)
@@ -157,7 +157,7 @@ def run_follower(settings: Settings, folder: Path, where: RankPlace, on_step: On
         native.use_one_path(settings.deterministic)
         total = joined.memory_budget(here, settings.memory)
         adapter = joined.load(folder, here, settings)
-        record_form = joined.kept_form(adapter, settings)
+        record_form = joined.record_form(adapter, settings)
         files = _open_files(settings, adapter, folder, record_form, joined.sharing)
         device.limit_memory(here, total, MLX_CACHE_PERCENT * total // 100)
         share = RankShare.of(adapter, total, {} if record_form is None else record_form.sizes)

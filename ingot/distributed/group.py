@@ -21,7 +21,7 @@ from ingot.cache.kv_deltas import DeltaCodec, EncodedSize
 from ingot.cache.record_encoding import check_codec_fits, encode_form
 from ingot.cache.records import RecordForm
 from ingot.config import Settings
-from ingot.distributed.place import HOSTFILE_VARIABLE, RankPlace, read_rank_place
+from ingot.distributed.place import HOSTFILE_VARIABLE, RankConfig, read_rank_config
 from ingot.distributed.wire import Link
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels import device
@@ -57,7 +57,7 @@ class JoinedGroup:
             raise ModelError("The output head of this family is not known; several ranks cannot run it.")
         return with_kv_codec(adapter, PairCodec(CodecName.parse(settings.kv_codec)), is_share=True)
 
-    def kept_form(self, adapter: ModelAdapter, settings: Settings) -> RankRecordForm | None:
+    def record_form(self, adapter: ModelAdapter, settings: Settings) -> RankRecordForm | None:
         """None where records never leave their pages. All ranks have to call it at once. Raises ConfigError where the
         codec does not fit this rank's layers."""
         codec = RecordCodec(CodecName.parse(settings.cache_codec))
@@ -83,9 +83,9 @@ class RankRecordForm:
         return cls(encode_form(delta_codec, raw), delta_codec, delta_codec.sizes(rows.states))
 
 
-def place_from_settings(settings: Settings, environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+def rank_config_from_settings(settings: Settings, environment: Mapping[str, str] = os.environ) -> RankConfig | None:
     """None for a process without a group. Raises ConfigError where settings and environment disagree."""
-    found = read_rank_place(environment)
+    found = read_rank_config(environment)
     size = 1 if found is None else found.size
     if size != settings.ranks:
         raise ConfigError(
@@ -95,7 +95,7 @@ def place_from_settings(settings: Settings, environment: Mapping[str, str] = os.
     return found
 
 
-def join_group(settings: Settings, where: RankPlace) -> JoinedGroup:
+def join_group(settings: Settings, where: RankConfig) -> JoinedGroup:
     """Connect to the other ranks. Runs on the thread that uses mlx. Raises LinkLate, LinkLost, or mlx's
     RuntimeError."""
     links = where.links(JOIN_TIMEOUT_S)
@@ -106,7 +106,7 @@ def join_group(settings: Settings, where: RankPlace) -> JoinedGroup:
     return JoinedGroup(sharing, links, _ranks_on_this_host(where, os.environ.get(HOSTFILE_VARIABLE)))
 
 
-def _ranks_on_this_host(where: RankPlace, hostfile: str | None) -> int:
+def _ranks_on_this_host(where: RankConfig, hostfile: str | None) -> int:
     """Ranks with the same address as this one."""
     if not hostfile:
         return 1

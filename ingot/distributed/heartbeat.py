@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from ingot.distributed.place import RankPlace
+from ingot.distributed.place import RankConfig
 from ingot.distributed.wire import Link, connect_to_host
 from ingot.errors import Unavailable
 
@@ -169,7 +169,7 @@ class HeartbeatSender:
                 os._exit(ORPHANED)
 
 
-def start_heartbeats(place: RankPlace) -> HeartbeatSender | None:
+def start_heartbeats(place: RankConfig) -> HeartbeatSender | None:
     """None without a parent, as under `mlx.launch`. Raises LinkLate and LinkLost."""
     if place.watch is None:
         return None

@@ -237,7 +237,7 @@ class LeaderBatchState(BatchState):
     def _changed(self, row: Row) -> list[tuple[int, int, bytes, int]]:
         before = self._tables.get(row.slot)
         tables = zip(self.groups, row.tables, strict=True)
-        now = [(table.first, group.seen_slots(table), table.coded) for group, table in tables]
+        now = [(table.first, group.slots_as_read(table), table.coded) for group, table in tables]
         self._tables[row.slot] = now
         return [(number, *table) for number, table in enumerate(now) if before is None or before[number] != table]
 

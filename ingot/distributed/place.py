@@ -42,7 +42,7 @@ class HostAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlace:
+class RankConfig:
     rank: int
     size: int
     control: HostAddress
@@ -57,7 +57,7 @@ class RankPlace:
             return accept_ranks(listener, self.token, range(1, self.size), within)
 
 
-def read_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
+def read_rank_config(environment: Mapping[str, str]) -> RankConfig | None:
     """None for a process without a group. Raises ConfigError where its variables contradict each other."""
     if RANK_VARIABLE not in environment:
         return None
@@ -74,7 +74,7 @@ def read_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
             f"characters long: pass it to `mlx.launch` by --env, or use `ingot serve --hosts`, which makes one."
         )
     control = _address_variable(environment, CONTROL_VARIABLE) or _default_control(environment)
-    return RankPlace(rank, size, control, _address_variable(environment, WATCH_VARIABLE), token)
+    return RankConfig(rank, size, control, _address_variable(environment, WATCH_VARIABLE), token)
 
 
 def parse_address(text: str) -> HostAddress:

@@ -196,7 +196,7 @@ class Admission:
                 sequence = TokenSequence(request, index, next(self._tickets), prompt, limit, own_seed, stop_tokens)
                 sequence.marks, sequence.translated = marks, translated
                 if items and self._vision_encoder is not None:
-                    sequence.sight = PromptMedia.of(prompt, items, self._vision_encoder.tower)
+                    sequence.prompt_media = PromptMedia.of(prompt, items, self._vision_encoder.tower)
                 sequences.append(sequence)
         return sequences
 

@@ -75,7 +75,7 @@ class LoadedModel:
     sparse: SpecPrefillSetup | None = None
     disk: DiskBackend | None = None  # where cached prefixes are offloaded to
     codec: PairCodec = RAW_CODEC  # of cached prefixes
-    teller: KVEventSink | None = None  # publishes which blocks are cached
+    kv_event_sink: KVEventSink | None = None  # publishes which blocks are cached
     loras: ServedLoras | None = None
 
 
@@ -108,7 +108,9 @@ class EngineCore:
         controller = SpeculationController(fixed=loaded.fixed_draft_tokens, widest=loaded.adapter.graph_tokens)
         self.speculation = Speculation(proposers, controller, counts, limits.max_sequences, pass_end)
         window = max((group.window or 0 for group in self.runner.rows.groups), default=0)
-        self.sparse = None if loaded.sparse is None else SpecPrefill(loaded.sparse, costs, self.runner.reuse, window)
+        self.sparse = (
+            None if loaded.sparse is None else SpecPrefill(loaded.sparse, costs, self.runner.prefix_cache, window)
+        )
 
         def is_ready(sequence: TokenSequence) -> bool:
             # SpecPrefill first: what it leaves out of a prompt needs no features.
@@ -117,7 +119,7 @@ class EngineCore:
         self.scheduler = Scheduler(
             self.runner.room.fits,
             max_chunk,
-            self.runner.reuse,
+            self.runner.prefix_cache,
             costs,
             limits.max_sequences,
             limits.target_itl_ms,
@@ -175,10 +177,10 @@ class GenerationWorkload:
         self._admission = Admission(
             loaded.card, loaded.tokenizer, limits, self._free_sequences, loaded.vision_encoder, loaded.loras, translate
         )
-        self._looks = None if loaded.vision_encoder is None else VisionEncoderRunner(loaded.vision_encoder)
+        self._vision = None if loaded.vision_encoder is None else VisionEncoderRunner(loaded.vision_encoder)
         self._metrics = MetricsRecorder(loaded.card, loaded.budget, has_disk=loaded.disk is not None)
         self.speculation = SpeculationMetrics()
-        self._kv_events = None if loaded.teller is None else KVEventTracker(loaded.teller)
+        self._kv_events = None if loaded.kv_event_sink is None else KVEventTracker(loaded.kv_event_sink)
         self._make_core()
 
     # For any thread
@@ -212,11 +214,11 @@ class GenerationWorkload:
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes of KV that are allocated, and those of them that are in use."""
-        return self._books.runner.rows.nbytes, self._books.runner.rows.held_bytes
+        return self._core.runner.rows.nbytes, self._core.runner.rows.held_bytes
 
     @property
-    def reuse(self) -> PrefixCache:
-        return self._books.runner.reuse
+    def prefix_cache(self) -> PrefixCache:
+        return self._core.runner.prefix_cache
 
     @property
     def busy(self) -> bool:
@@ -245,11 +247,11 @@ class GenerationWorkload:
         self._drop_unused()
         try:
             self.check()
-            self._books.rest()
+            self._core.rest()
         except AssertionError:
             log.exception("the idle engine found its state inconsistent; it starts with a new one")
             self._renew_core()
-        self._books.runner.rest()
+        self._core.runner.rest()
         if self._kv_events is not None:
             self._kv_events.publish_changes(now=True)
         self._measure(time.monotonic())  # prefixes may have been evicted since the last request
@@ -257,9 +259,9 @@ class GenerationWorkload:
     def check(self) -> None:
         self._admission.check()
         jobs = list(self._admission.jobs.values())
-        self._books.check({sequence for job in jobs for sequence in job.sequences if not sequence.ended})
-        if self._looks is not None:
-            self._looks.check()
+        self._core.check({sequence for job in jobs for sequence in job.sequences if not sequence.ended})
+        if self._vision is not None:
+            self._vision.check()
 
     def abandon(self, error: IngotError) -> None:
         for request_id in list(self._admission.jobs):
@@ -268,7 +270,7 @@ class GenerationWorkload:
 
     def reset_after_fault(self, error: IngotError) -> None:
         self._drop_pending_step()
-        self._books.runner.abandon()
+        self._core.runner.abandon()
         self.abandon(error)
         self._renew_core()
 
@@ -284,9 +286,9 @@ class GenerationWorkload:
             self._flush()
 
     def close(self) -> None:
-        if self._looks is not None:
-            self._looks.close()
-        self.reuse.close()
+        if self._vision is not None:
+            self._vision.close()
+        self.prefix_cache.close()
         self._loaded.adapter.close()
         if self._kv_events is not None:
             self._kv_events.close()
@@ -294,13 +296,13 @@ class GenerationWorkload:
     # State
 
     def _make_core(self) -> None:
-        self._books = EngineCore(self._loaded, self._limits, self.speculation, self._has_features)
+        self._core = EngineCore(self._loaded, self._limits, self.speculation, self._has_features)
         if self._kv_events is not None:
-            self._kv_events.track(self.reuse.index, self.reuse.needs)
+            self._kv_events.track(self.prefix_cache.index, self.prefix_cache.needs)
 
     def _renew_core(self) -> None:
         """Start with an empty core. The old one's memory is freed before the new one takes any."""
-        self._books.runner.free()
+        self._core.runner.free()
         self._make_core()
         self._measure(time.monotonic())
 
@@ -310,10 +312,14 @@ class GenerationWorkload:
 
     def _has_features(self, sequence: TokenSequence) -> bool:
         """Whether the image features are there that a sequence needs behind its cached prefix."""
-        return self._looks is None or sequence.sight is None or self._looks.ready(sequence, self.reuse.known(sequence))
+        return (
+            self._vision is None
+            or sequence.prompt_media is None
+            or self._vision.ready(sequence, self.prefix_cache.known(sequence))
+        )
 
     def _free_sequences(self) -> int:
-        return self._limits.max_sequences - len(self._books.scheduler.running)
+        return self._limits.max_sequences - len(self._core.scheduler.running)
 
     def _drop_pending_step(self) -> None:
         self._pending = self._early_results = None
@@ -349,14 +355,14 @@ class GenerationWorkload:
                     self._outbox.put(job, job.writers[sequence].finish("length"))
                     self._leave(sequence)
                 else:
-                    self._books.scheduler.add(sequence)
+                    self._core.scheduler.add(sequence)
             self._close_if_done(job)
 
     def _leave(self, sequence: TokenSequence) -> None:
         """Give back everything that a sequence holds."""
         sequence.ended = True
         self._admission.left(sequence)
-        self._books.leave(sequence)
+        self._core.leave(sequence)
 
     def _close_if_done(self, job: ActiveRequest) -> None:
         if all(sequence.ended for sequence in job.sequences) and self._admission.close(job.request.id) is not None:
@@ -384,7 +390,7 @@ class GenerationWorkload:
 
     def _step(self, shared: Callable[[], bool]) -> None:
         began = time.monotonic()
-        core = self._books
+        core = self._core
         if self._pending is not None and core.speculation.seems_worthwhile(core.scheduler.running):
             self._postprocess(None)  # proposers need to know the tokens before
         plan = core.scheduler.plan(began)
@@ -397,11 +403,11 @@ class GenerationWorkload:
             request = sequence.request
             self._request_log.began(self._admission.jobs[request.id].status(began), request.via, began)
         works_ahead = self._loaded.adapter.device.kind != "cpu"
-        drafts = core.speculation.guess(plan, waited=works_ahead and self._pending is None)
+        drafts = core.speculation.draft(plan, waited=works_ahead and self._pending is None)
         step = core.runner.launch(plan, self._read_early, drafts.by_row)
         self._postprocess(_PendingStep(step, drafts, began) if step.passes else None)
         if not step.passes:
-            self.reuse.pause()
+            self.prefix_cache.pause()
         if not works_ahead or step.verifies or shared():
             # On a CPU the launch has already waited for the work: nothing is gained by reading late. And no token
             # waits for another workload that comes between two steps.
@@ -430,12 +436,12 @@ class GenerationWorkload:
             self._flush()
         since, self._read_at = max(self._read_at, previous.began), time.monotonic()
         before, self._graphs = self._graphs, self._loaded.adapter.graphs
-        self._books.speculation.learn(previous.drafts, self._read_at - since, made_graph=self._graphs != before)
+        self._core.speculation.learn(previous.drafts, self._read_at - since, captured_graph=self._graphs != before)
 
     def _collect(self, step: LaunchedStep) -> Iterator[Iterable[list[SequenceResult]]]:
         """A step's results, by forward pass and by wave. Tokens are appended to their sequences as a wave is reached:
         a sequence may have ended before its later ones are."""
-        for waves in self._books.runner.collect(step):
+        for waves in self._core.runner.collect(step):
             yield (self._append_tokens(results, first=not wave) for wave, results in enumerate(waves))
 
     def _append_tokens(self, results: list[SequenceResult], *, first: bool) -> list[SequenceResult]:
@@ -474,34 +480,34 @@ class GenerationWorkload:
 
     def _time_left(self, began: float) -> float:
         """Seconds left of the latency target in this turn, or more while no sequence is decoding."""
-        if not any(sequence.decoding for sequence in self._books.scheduler.running):
+        if not any(sequence.decoding for sequence in self._core.scheduler.running):
             return LONGEST_IDLE_SLICE_S
         return self._limits.target_itl_ms / 1000 - (time.monotonic() - began)
 
     def _run_vision_encoder(self, began: float) -> None:
-        if self._looks is None:
+        if self._vision is None:
             return
         try:
-            if not self._looks.advance(self._time_left(began)) and not self._books.scheduler.running:
-                self._looks.pause()
+            if not self._vision.advance(self._time_left(began)) and not self._core.scheduler.running:
+                self._vision.pause()
         except VisionEncodingFailed as failed:
             for request_id in failed.requests:
                 self._end_early(request_id, failed.error)
 
     def _score_prompts(self, began: float) -> None:
         """Score prompts for SpecPrefill."""
-        sparse = self._books.sparse
+        sparse = self._core.sparse
         if sparse is not None and (sequence := sparse.next) is not None:
             with self._blamed_on(sequence.request.id):
                 sparse.advance(sequence, self._time_left(began))
 
     def _measure(self, now: float) -> None:
-        runner = self._books.runner
-        reserved = runner.room.needed([(sequence, sequence.reserved) for sequence in self._books.scheduler.running])
-        cached, active = self.reuse.index.shares.held, mx.get_active_memory()
+        runner = self._core.runner
+        reserved = runner.room.needed([(sequence, sequence.reserved) for sequence in self._core.scheduler.running])
+        cached, active = self.prefix_cache.index.shares.held, mx.get_active_memory()
         self._metrics.record_memory(now, reserved, *self.memory, cached=cached, active=active)
-        if self._looks is not None:
-            self.figures.media_asked, self.figures.media_found = self._looks.asked, self._looks.found
+        if self._vision is not None:
+            self.figures.media_queries, self.figures.media_hits = self._vision.asked, self._vision.found
 
     def _measure_if_idle(self) -> None:
         if not self._admission.jobs:

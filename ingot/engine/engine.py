@@ -257,7 +257,7 @@ class Engine(ModelEngine):
         """The prefix cache, for those who look at it and change it."""
         loaded, loop = self._loaded, self._loop
         return PrefixCacheAdmin(
-            lambda work: loop.run(lambda: work(self._workload.reuse)),
+            lambda work: loop.run(lambda: work(self._workload.prefix_cache)),
             loaded.adapter,
             loaded.folder,
             loaded.disk,

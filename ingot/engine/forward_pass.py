@@ -27,12 +27,12 @@ NO_DRAFT_TOKENS: Mapping[TokenSequence, DraftTokens] = {}
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """The next `width` tokens of each sequence, of which the last are draft tokens. If it `draws`, a token is sampled
+    """The next `width` tokens of each sequence, of which the last are draft tokens. If it `samples`, a token is sampled
     after each draft token and after the one before them."""
 
     sequences: tuple[TokenSequence, ...]
     width: int
-    draws: bool
+    samples: bool
     scoring: bool = False  # a prompt whose logprobs were requested
     draft_tokens: int = 0
 
@@ -43,7 +43,7 @@ class BatchPart:
             return ForwardPart(rows, self.width, None, None, self.draft_tokens)
         begin, end = first.computed, first.computed + self.width
         positions = first.explicit_positions(begin, end)
-        mutual = () if first.sight is None else first.sight.mutual_within(begin, end)
+        mutual = () if first.prompt_media is None else first.prompt_media.mutual_within(begin, end)
         if positions is None:
             return ForwardPart(rows, self.width, None, None, self.draft_tokens, mutual)
         return ForwardPart(rows, self.width, mx.array(positions), first.position(end), self.draft_tokens, mutual)
@@ -120,7 +120,7 @@ class PassPlanner:
     def _together(self, rows: Sequence[TokenSequence], remaining: int, draft_tokens: int) -> list[BatchPart]:
         """Parts of decoding rows: a single one, where the model's code takes rows of different lengths and memory
         allows."""
-        whole = BatchPart(tuple(rows), remaining + draft_tokens, draws=True, draft_tokens=draft_tokens)
+        whole = BatchPart(tuple(rows), remaining + draft_tokens, samples=True, draft_tokens=draft_tokens)
         if len(rows) == 1 or (self._adapter.ragged and self._budget.runs([whole.size])):
             return [whole]
         middle = len(rows) // 2

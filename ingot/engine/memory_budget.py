@@ -14,9 +14,9 @@ from ingot.cache.footprint import (
     Footprint,
     PageCount,
     coded_page_count,
-    pages_held_by_row,
     raw_page_limit,
     round_up_capacity,
+    row_page_limit,
 )
 from ingot.cache.pages import PAGE
 from ingot.engine.sequence import TokenSequence
@@ -86,7 +86,7 @@ class MemoryBudget:
         window = self.footprint.groups[group][0]
         if window is None and self.footprint.coded and not exact:
             return PageCount(raw_page_limit(tokens), coded_page_count(tokens))
-        return PageCount(pages_held_by_row(tokens, window, self.widest), 0)
+        return PageCount(row_page_limit(tokens, window, self.widest), 0)
 
     def slot_bytes(self, rows: int) -> int:
         """What the recurrent states of so many sequences take: slots come in powers of two."""

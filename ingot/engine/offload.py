@@ -46,7 +46,7 @@ class OffloadTier:
         """Whether a node's record is on disk, or on its way there. Never waits for a file."""
         return False
 
-    def plant(self, owner: CacheOwner, tokens: Sequence[int]) -> None:
+    def add_disk_entry(self, owner: CacheOwner, tokens: Sequence[int]) -> None:
         """Add to the index what is on disk of an owner's along these tokens."""
 
     def expect(self, waiting: Sequence[TokenSequence], uses: Callable[[TokenSequence], bool]) -> None:
@@ -140,7 +140,7 @@ class Offloader:
             node
             for node in nodes
             if node.record is not None and not node.root_owner.exact and not node.is_saved
-            if node.filed is None or node.filed.there
+            if node.disk_record is None or node.disk_record.there
         ]
         return sorted(unsaved, key=lambda node: node.end)
 
@@ -153,22 +153,22 @@ class Offloader:
             entry = self._disk.offer(header, tuple(serialise_record(unpaged)), unpaged)
         if entry is None:
             return False
-        node.filed = DiskRecord.whole(entry)
+        node.disk_record = DiskRecord.whole(entry)
         # Touch the whole path at once, so that its end is evicted first.
-        self._disk.touch([each.filed.entry for each in node.path if each.filed is not None])
+        self._disk.touch([each.disk_record.entry for each in node.path if each.disk_record is not None])
         return True
 
     def _header(self, node: PrefixNode, unpaged: UnpagedRecord) -> RecordHeader:
         record, owner, parent = node.record, node.root.owner, node.parent
         assert record is not None and owner is not None and parent is not None
-        filed = parent.filed if parent.is_on_disk else None
-        ends_inside = filed is not None and filed.end < filed.entry.end
+        disk_record = parent.disk_record if parent.is_on_disk else None
+        ends_inside = disk_record is not None and disk_record.end < disk_record.entry.end
         return RecordHeader(
             self._disk.store.key,
             record_owner(owner.tenant, owner.salt, owner.lora),
-            filed.entry.path if filed is not None and not ends_inside else _path_digest(parent),
+            disk_record.entry.path if disk_record is not None and not ends_inside else _path_digest(parent),
             _path_digest(node),
-            filed.entry.identity if ends_inside and filed is not None else "",
+            disk_record.entry.identity if ends_inside and disk_record is not None else "",
             tuple(record.oldest(group.number) for group in self._rows.groups),
             describe_record(unpaged, node.tokens, landmark=node.landmark),
         )
@@ -269,10 +269,10 @@ class DiskTier(OffloadTier):
         except Exception:  # the rest of the shutdown must go on
             log.exception("cached prefixes could not be saved")
 
-    def plant(self, owner: CacheOwner, tokens: Sequence[int]) -> None:
+    def add_disk_entry(self, owner: CacheOwner, tokens: Sequence[int]) -> None:
         if not owner.exact:
             record_of = record_owner(owner.tenant, owner.salt, owner.lora)
-            self._index.plant_disk_entries(owner, self._disk.store.along(record_of, tokens))
+            self._index.add_disk_entries(owner, self._disk.store.along(record_of, tokens))
 
     def expect(self, waiting: Sequence[TokenSequence], uses: Callable[[TokenSequence], bool]) -> None:
         queued = set(waiting)
@@ -305,7 +305,7 @@ class DiskTier(OffloadTier):
             self._disk.counts.hits += read > 0
             self._disk.counts.misses += read == 0 and len(sequence.tokens) - length > WORTH_READING
         path = self._index.along(self._owner(sequence.request), sequence.keys[:length])
-        self._disk.touch([node.filed.entry for node in path if node.filed])
+        self._disk.touch([node.disk_record.entry for node in path if node.disk_record])
         return read
 
     def pause(self) -> None:
@@ -318,9 +318,9 @@ class DiskTier(OffloadTier):
 
     def _begin_onload(self, sequence: TokenSequence, attempts: int = 1) -> Onload | None:
         owner = self._owner(sequence.request)
-        self.plant(owner, sequence.keys)
+        self.add_disk_entry(owner, sequence.keys)
         found = self._index.reach(owner, sequence.keys, sequence.most_reusable)
-        entries = list(dict.fromkeys(node.filed.entry for node in found.lacking if node.filed is not None))
+        entries = list(dict.fromkeys(node.disk_record.entry for node in found.lacking if node.disk_record is not None))
         gained, nbytes = found.length - found.resident, sum(entry.size for entry in entries)
         if gained < WORTH_READING:
             return None
@@ -352,7 +352,7 @@ class DiskTier(OffloadTier):
         return [
             node
             for node in self._index.along(onload.owner, onload.tokens)
-            if node.filed is not None and node.filed.entry.name == entry.name
+            if node.disk_record is not None and node.disk_record.entry.name == entry.name
             if node.record is None or (not node.has_checkpoint and node.has_disk_checkpoint)
         ]
 
@@ -417,7 +417,7 @@ class DiskTier(OffloadTier):
             return False
         above: list[PrefixNode] = []
         for node in self._index.along(onload.owner, onload.tokens):
-            if node.filed is not None and node.filed.entry.name == entry.name:
+            if node.disk_record is not None and node.disk_record.entry.name == entry.name:
                 self._fill_node(node, above, record)
             if node.record is None:
                 break

@@ -84,7 +84,7 @@ class PrefixCache:
         self.index = PrefixIndex(
             needs,
             self._seconds,
-            spill=lambda node: self._tier.offload(node),
+            offload=lambda node: self._tier.offload(node),
             compressor=self._compressor or NO_COMPRESSOR,
         )
         self.limit = limit
@@ -154,12 +154,12 @@ class PrefixCache:
         if (reason := self._skip_reason(request)) is not None:
             return CacheReport(len(tokens), 0, 0, reason)
         owner = self.owner(request)
-        self._tier.plant(owner, tokens)
+        self._tier.add_disk_entry(owner, tokens)
         match = self.index.explain(owner, tokens, len(tokens) - 1, tier)
         ours = _snippet_tokens(tokens[match.known : match.known + SNIPPET_TOKENS])
         theirs = _snippet_tokens(match.theirs)
-        codec = self.encoding.name if match.filed else match.codec
-        return CacheReport(len(tokens), match.length, match.known, match.reason, ours, theirs, match.filed, codec)
+        codec = self.encoding.name if match.disk_record else match.codec
+        return CacheReport(len(tokens), match.length, match.known, match.reason, ours, theirs, match.disk_record, codec)
 
     def _skip_reason(self, request: Request) -> CacheReason | None:
         """Why a request does not use the cache, if so."""
@@ -236,7 +236,7 @@ class PrefixCache:
         if not self._uses(sequence.request):
             return 0
         owner = self.owner(sequence.request)
-        self._tier.plant(owner, sequence.keys)
+        self._tier.add_disk_entry(owner, sequence.keys)
         return self.index.reach(owner, sequence.keys, sequence.most_reusable).length
 
     def keys_changed(self, sequence: TokenSequence) -> None:
@@ -282,7 +282,7 @@ class PrefixCache:
         computed = row.length
         if computed <= sequence.kept or not (last or self._is_cache_point(sequence, computed)):
             return
-        if sequence.sight is not None and sequence.sight.inside(computed) is not None:
+        if sequence.prompt_media is not None and sequence.prompt_media.inside(computed) is not None:
             return  # to resume inside an image would mean to encode it again
         # At the prompt's end, a checkpoint just before it is as good.
         if self.needs.anywhere or not computed == len(sequence.prompt) < sequence.kept + CLOSE_TOKENS:

@@ -289,11 +289,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Terminal: the request was refused, was cancelled, timed out or failed; `stood` is its status at the end."""
+    """Terminal: the request was refused, was cancelled, timed out or failed; `final_status` is its status at the
+    end."""
 
     error: IngotError
     usage: Usage = field(default_factory=Usage)
-    stood: RequestStatus | None = None
+    final_status: RequestStatus | None = None
 
 
 AnswerEvent = TextDelta | ThinkingDelta | CallBegan | CallArguments | CallEnded

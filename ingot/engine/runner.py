@@ -33,7 +33,7 @@ from ingot.engine.prefix_cache import PrefixCache
 from ingot.engine.sampling import SampledTokens, Sampler, count_accepted, draft_positions, score_tokens
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import TokenSequence
-from ingot.engine.speculation.draft_heads import MOST_WAITING_TOKENS, DraftHeadProposer
+from ingot.engine.speculation.draft_heads import MOST_PENDING_TOKENS, DraftHeadProposer
 from ingot.engine.step_costs import StepCosts
 from ingot.engine.vision_encoder import visual_inputs
 from ingot.kernels.sampling import checked_sampling
@@ -68,10 +68,10 @@ class Runner:
         self.rows: BatchState = adapter.new_batch_state(budget.states, budget.earlier)
         self.batch: list[TokenSequence] = []  # the sequences that have a row
         form = record_form_of(adapter, self.rows) if codec.lossy or disk is not None else None
-        self.reuse = PrefixCache(self.rows, budget, costs, cache_bytes, adapter.encoding(self.rows, codec, form))
+        self.prefix_cache = PrefixCache(self.rows, budget, costs, cache_bytes, adapter.encoding(self.rows, codec, form))
         if disk is not None and form is not None:
-            self.reuse.attach(disk, form)
-        self.room = KVReservations(budget, self.reuse.reusable_pages)
+            self.prefix_cache.attach(disk, form)
+        self.room = KVReservations(budget, self.prefix_cache.reusable_pages)
         self._passes = PassPlanner(adapter, budget)
         # A CPU gains nothing by working ahead. And KV that is overwritten while an earlier reader, such as a record of
         # it, has not run yet would be copied first.
@@ -137,7 +137,7 @@ class Runner:
         # On CPUs mlx waits for all threads' work before it clears its cache, which is small there, and blocks Python.
         if not self.batch and self.rows.trim() and not self._is_synchronous:
             mx.clear_cache()
-        self.reuse.rest()
+        self.prefix_cache.rest()
 
     def free(self) -> None:
         """Free all KV, cached prefixes too, however inconsistent the state is. The last call."""
@@ -149,14 +149,14 @@ class Runner:
         self._decode_hidden.clear()
         if self.heads is not None:
             self.heads.free()
-        self.reuse.free()
+        self.prefix_cache.free()
         self.rows.free()
         if not self._is_synchronous:  # see `rest`
             mx.clear_cache()
 
     def check(self) -> None:
         self.rows.check()
-        self.reuse.check()
+        self.prefix_cache.check()
         assert self.rows.count == len(self.batch), "a row belongs to no sequence"
         for sequence in self.batch:
             assert sequence.row is not None and sequence.row.length == sequence.computed, "a row is not its sequence's"
@@ -168,26 +168,26 @@ class Runner:
             self._cache_prefix(sequence, last=True)
         for sequence in (*plan.preempted, *plan.retired):
             self._leave(sequence)
-        if any(map(self.reuse.needs_new_pages, plan.admitted)):
+        if any(map(self.prefix_cache.needs_new_pages, plan.admitted)):
             coming = [(sequence, sequence.reserved) for sequence in (*self.batch, *plan.admitted)]
-            self.reuse.make_room_for_running(self.room.needed(coming))
+            self.prefix_cache.make_room_for_running(self.room.needed(coming))
         for sequence in plan.admitted:
             digest = sequence.request.lora_digest
             lora = self._adapter.loras.slot(digest) if digest else 0
             sequence.row = self.rows.new(exact=sequence.request.exact, lora=lora)
             self.batch.append(sequence)
-            self.reuse.restore(sequence)
+            self.prefix_cache.restore(sequence)
             if self.heads is not None:
                 self.heads.begin(sequence)
         reserved = [(sequence, sequence.reserved) for sequence in self.batch]
         if reserved != self._reserved:
             self._reserved = reserved
-            self.reuse.make_room_for_running(self.room.needed(reserved))
+            self.prefix_cache.make_room_for_running(self.room.needed(reserved))
 
     def _cache_prefix(self, sequence: TokenSequence, *, last: bool) -> None:
         if self.heads is not None:
             self.heads.catch_up([sequence])  # a sequence that reuses its pages finds the head's KV there
-        self.reuse.keep(sequence, last=last)
+        self.prefix_cache.keep(sequence, last=last)
 
     def _leave(self, sequence: TokenSequence) -> None:
         if sequence.row is not None:
@@ -205,7 +205,7 @@ class Runner:
             mx.synchronize()
         began = time.perf_counter()
         logits = self._forward(parts, drafts)
-        sampling = [row for part in parts if part.draws for row in part.sequences]
+        sampling = [row for part in parts if part.samples for row in part.sequences]
         positions = tuple(position for row in sampling for position in draft_positions(row, drafts.get(row, ())))
         scored = self._score(parts[0], logits) if parts[0].scoring else None
         sampled = self._sampler.sample(logits[-len(positions) :], positions, read_early) if positions else None
@@ -220,7 +220,7 @@ class Runner:
             self._measure(running)
         self._advance_sequences(running, parts)
         if self.heads is not None:
-            self.heads.catch_up(running.rows, least=MOST_WAITING_TOKENS)
+            self.heads.catch_up(running.rows, least=MOST_PENDING_TOKENS)
         return running
 
     def _forward(self, parts: list[BatchPart], drafts: Mapping[TokenSequence, DraftTokens]) -> mx.array:
@@ -228,7 +228,7 @@ class Runner:
         by_part = [self._tokens(part, drafts) for part in parts]
         tokens = by_part[0] if len(by_part) == 1 else mx.concatenate(by_part)
         ends = list(accumulate(part.width for part in parts for _ in part.sequences))
-        counts = [part.draft_tokens + 1 if part.draws else 0 for part in parts for _ in part.sequences]
+        counts = [part.draft_tokens + 1 if part.samples else 0 for part in parts for _ in part.sequences]
         at = [index for end, count in zip(ends, counts, strict=True) for index in range(end - count, end)]
         # Where nothing is sampled, the last token's logits show that the pass is done: small, and computed last.
         wanted = None if parts[0].scoring else at or [ends[-1] - 1]
@@ -252,7 +252,7 @@ class Runner:
         for part in parts:
             for row in part.sequences:
                 end += part.width
-                heads.saw(row, small if part.decoding else hidden, end - part.width, end)
+                heads.observe_hidden(row, small if part.decoding else hidden, end - part.width, end)
 
     def _tokens(self, part: BatchPart, drafts: Mapping[TokenSequence, DraftTokens]) -> mx.array:
         if part.decoding and part.width == 1:
@@ -305,10 +305,10 @@ class Runner:
                     self._unverified[row] = row.total
                     continue  # how many are accepted is not known yet
                 row.computed += part.width
-                row.sampled += part.draws
+                row.sampled += part.samples
                 if not row.decoding:
-                    self._cache_prefix(row, last=part.draws)
-                    row.decoding = part.draws
+                    self._cache_prefix(row, last=part.samples)
+                    row.decoding = part.samples
 
     def _measure(self, running: LaunchedPass) -> None:
         now = time.perf_counter()
@@ -326,7 +326,7 @@ class Runner:
         if self._unverified.pop(row, None) is None or row.row is None:  # it ended while the pass ran
             return sampled[:1]
         if self.heads is not None:
-            self.heads.settled(row, row.total + accepted)
+            self.heads.truncate(row, row.total + accepted)
         row.computed = self.rows.rewind(row.row, row.total + accepted)
         row.sampled += accepted + 1
         row.proposed += len(draft)

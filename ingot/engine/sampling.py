@@ -328,7 +328,7 @@ def grammatical_prefix(sequence: TokenSequence, draft: tuple[int, ...]) -> tuple
     if sequence.mask_error is not None or sequence.guide.done:
         return ()
     try:
-        return draft[: sequence.guide.agreed(draft)]
+        return draft[: sequence.guide.count_allowed(draft)]
     except IngotError as error:
         sequence.mask_error = error
         return ()

@@ -301,7 +301,7 @@ class Scheduler:
         if room - count < least:  # what would be left is not worth a pass of its own
             count = room
         count = min(count, self.widest(sequence))
-        return count if sequence.sight is None else sequence.sight.uncut(sequence.computed, count)
+        return count if sequence.prompt_media is None else sequence.prompt_media.uncut(sequence.computed, count)
 
     def _taking_turns(self, rows: Iterable[TokenSequence], turns: Counter[str], now: float) -> list[TokenSequence]:
         """One sequence of each tenant, then another of each, in order of arrival; the highest priority first, then the

@@ -51,7 +51,7 @@ class TokenSequence:
     first_token_at: float | None = None
     last_token_at: float | None = None  # when its newest token was read
     scored: int = 0  # prompt tokens whose logprobs are computed, or being computed
-    sight: PromptMedia | None = None  # the images and videos of its prompt
+    prompt_media: PromptMedia | None = None  # the images and videos of its prompt
     thinned: ThinnedPrompt | None = None  # where SpecPrefill left out a part of its prompt
     sparse: SpecPrefillReport | None = None  # once it is decided how much of its prompt is computed
     translated: PromptTranslation | None = None  # its prompt in the tokens of the SpecPrefill scorer
@@ -114,7 +114,7 @@ class TokenSequence:
     @property
     def _layout(self) -> ThinnedPrompt | PromptMedia | None:
         """The layout of its prompt, where its positions are not consecutive."""
-        return self.thinned or self.sight
+        return self.thinned or self.prompt_media
 
     def position(self, index: int) -> int:
         """The RoPE position of the token at `index`."""
@@ -129,8 +129,8 @@ class TokenSequence:
     def thin(self, selection: KeptPositions) -> None:
         """Shorten its prompt to a selection, before any of it is computed."""
         assert self.row is None and not self.sampled
-        self.sight = None if self.sight is None else self.sight.thinned(selection)
-        self.thinned = ThinnedPrompt(self.prompt, selection, self.sight)
+        self.prompt_media = None if self.prompt_media is None else self.prompt_media.thinned(selection)
+        self.thinned = ThinnedPrompt(self.prompt, selection, self.prompt_media)
         self.prompt = self.thinned.tokens
         self.tokens = list(self.prompt)
         self.marks = self.thinned.shortened(self.marks)
@@ -149,7 +149,7 @@ class TokenSequence:
     def most_reusable(self) -> int:
         """Tokens that it may reuse: one always stays to be computed, and no image is cut."""
         most = len(self.tokens) - 1
-        item = None if self.sight is None else self.sight.inside(most)
+        item = None if self.prompt_media is None else self.prompt_media.inside(most)
         return most if item is None else item.begin
 
     @property
@@ -318,7 +318,7 @@ GAP_KEY = 1 << 32
 class ThinnedPrompt:
     whole: tuple[int, ...]  # all of the prompt
     selection: KeptPositions  # of the tokens that are left, in order; the prompt's last is among them
-    sight: PromptMedia | None = None  # what is left of it
+    prompt_media: PromptMedia | None = None  # what is left of it
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -328,24 +328,24 @@ class ThinnedPrompt:
         """Tokens as the prefix index knows them. KV depends on which tokens came before, and where: what follows a gap
         is reused only by prompts that left out the same."""
         count = len(self.selection)
-        keys = tokens if self.sight is None else self.sight.keyed(tokens)
+        keys = tokens if self.prompt_media is None else self.prompt_media.keyed(tokens)
         gaps = np.diff(self.selection, prepend=-1).astype(np.int64) - 1
         prompt = np.asarray(keys[:count], dtype=np.int64) + GAP_KEY * gaps[: len(keys)]
         return [*prompt.tolist(), *keys[count:]]
 
     def position(self, index: int) -> int:
         """After the prompt, positions are consecutive again."""
-        if self.sight is not None and self.sight.positions is not None:
-            return self.sight.position(index)
+        if self.prompt_media is not None and self.prompt_media.positions is not None:
+            return self.prompt_media.position(index)
         count = len(self.selection)
         return int(self.selection[index]) if index < count else len(self.whole) + index - count
 
     def explicit_positions(self, begin: int, end: int) -> PositionArray | None:
         """Of tokens [begin, end); None where they and the next one are consecutive."""
-        sight, consecutive = self.sight, self.position(end) - self.position(begin) == end - begin
-        if sight is not None and sight.positions is not None:
-            seen = sight.explicit_positions(begin, end)
-            return seen if seen is not None or consecutive else sight.axes(sight.positions, begin, end)
+        prompt_media, consecutive = self.prompt_media, self.position(end) - self.position(begin) == end - begin
+        if prompt_media is not None and prompt_media.positions is not None:
+            seen = prompt_media.explicit_positions(begin, end)
+            return seen if seen is not None or consecutive else prompt_media.axes(prompt_media.positions, begin, end)
         if consecutive:
             return None
         after = np.arange(len(self.whole), len(self.whole) + end - len(self.selection), dtype=np.int32)

@@ -87,7 +87,7 @@ class TranscribedText(str):
     __slots__ = ()
 
 
-known_transcripts: ContextVar[dict[bytes, TranscribedText] | None] = ContextVar("transcripts", default=None)
+cached_transcripts: ContextVar[dict[bytes, TranscribedText] | None] = ContextVar("transcripts", default=None)
 """By the digest of the audio. What is not found here raises UntranscribedAudio; without it, audio is refused."""
 
 

@@ -189,7 +189,7 @@ class TranscriptionRun:
             yield from self._window(frames)
 
     def _window(self, frames: FloatArray) -> Generator[TranscriptionProgress, None, None]:
-        encoded = yield from _without_segments(self._model.listen(_pad_window(normalize_mels(frames))))
+        encoded = yield from _without_segments(self._model.encode(_pad_window(normalize_mels(frames))))
         decoder_state = self._model.write(encoded)
         if self.language is None:
             self.language = self._writer.language(decoder_state)

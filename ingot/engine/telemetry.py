@@ -63,11 +63,11 @@ class MetricsRecorder:
         metrics.prompt_tokens += report.prompt_tokens
         metrics.reasons[report.reason] += 1
         if report.reason not in NOT_SEARCHED:
-            metrics.asked_tokens += report.prompt_tokens
+            metrics.queried_tokens += report.prompt_tokens
             metrics.matched_tokens += report.matched
             metrics.read_tokens += report.read
             if self._has_disk:
-                metrics.filed_asked_tokens += report.prompt_tokens - report.matched + report.read
+                metrics.disk_queried_tokens += report.prompt_tokens - report.matched + report.read
 
     def count_token(self, sequence: TokenSequence, now: float, *, first: bool) -> None:
         """`first` of a step's tokens for the sequence: accepted draft tokens after it took no time of their own."""

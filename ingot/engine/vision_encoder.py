@@ -116,7 +116,7 @@ class VisionEncoderRunner:
     def ready(self, sequence: TokenSequence, known: int) -> bool:
         """Whether a sequence of which `known` tokens will be reused has the features of all the others. If not, it
         will, once there is memory for them."""
-        media = sequence.sight
+        media = sequence.prompt_media
         if media is None:
             return True
         wanted = media.ahead(known)
@@ -245,7 +245,7 @@ class VisionEncoderRunner:
         try:
             if encoding.slices is None:
                 assert encoding.pixels is not None
-                encoding.slices = self._tower.look(encoding.pixels.result(), encoding.item.layout)
+                encoding.slices = self._tower.encode(encoding.pixels.result(), encoding.item.layout)
                 encoding.pixels = None
                 self.runs += 1
             mx.eval(*next(encoding.slices))
@@ -270,8 +270,8 @@ class VisionEncoderRunner:
         for digest, encoding in list(self._encodings.items()):
             for holder in [holder for holder in encoding.holders if holder.ended or holder.decoding]:
                 encoding.holders.discard(holder)
-                if holder.sight is not None:
-                    holder.sight.features.clear()
+                if holder.prompt_media is not None:
+                    holder.prompt_media.features.clear()
             if not encoding.holders:
                 del self._encodings[digest]
                 encoding.left.set()
@@ -318,7 +318,7 @@ def visual_inputs(spans: Iterable[TokenSpan]) -> VisualInputs | None:
     rows: list[tuple[mx.array, ...]] = []
     number = 0
     for sequence, begin, count in spans:
-        media = sequence.sight
+        media = sequence.prompt_media
         for digest, features, at in () if media is None else media.seen(begin, begin + count):
             assert media is not None
             features_of_item = media.features[digest]

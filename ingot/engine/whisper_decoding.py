@@ -53,7 +53,7 @@ class SpeechToTextModel(Protocol):
 
     context: int
 
-    def listen(self, frames: FloatArray) -> Generator[None, None, Any]:
+    def encode(self, frames: FloatArray) -> Generator[None, None, Any]:
         """Encode a window; the end's value is what `write` takes."""
         ...
 
@@ -172,7 +172,7 @@ class TimestampRules:
 
     def __init__(self, vocabulary: WhisperVocabulary) -> None:
         self._end, self._first_time = vocabulary.end, vocabulary.first_time
-        self._unwanted = np.array(vocabulary.unwanted())
+        self._unwanted = np.array(vocabulary.suppressed_tokens())
         self._blank = np.array([*vocabulary.encode(" "), vocabulary.end])
 
     def apply(self, scores: VocabularyScores, written: Sequence[int]) -> VocabularyScores:

@@ -101,8 +101,8 @@ class AccountedStream:
         """Nobody waited for the end, which has come."""
         if not self._noted:
             gone = self._answer.scope["state"].get("gone", "The client left before the answer was complete.")
-            stood = last.stood if isinstance(last, Failed) else None
-            self._note(Failed(self._answer.ended_by() or ClientLeft(gone), last.usage, stood))
+            final_status = last.final_status if isinstance(last, Failed) else None
+            self._note(Failed(self._answer.ended_by() or ClientLeft(gone), last.usage, final_status))
 
     def _note(self, last: Ended | Failed) -> None:
         self._noted = True
@@ -130,9 +130,9 @@ def timeline_span(request: Request, last: Ended | Failed) -> RequestSpan:
     if isinstance(last, Ended):
         took, outcome = last.timing, "ended"
     else:
-        stood, age = last.stood, now - request.arrived
-        queued = age if stood is None else stood.queued_s
-        first = age if stood is None or stood.first_token_s is None else stood.first_token_s
+        final_status, age = last.final_status, now - request.arrived
+        queued = age if final_status is None else final_status.queued_s
+        first = age if final_status is None or final_status.first_token_s is None else final_status.first_token_s
         took, outcome = Timing(queued, first - queued, age - first), last.error.code
     return RequestSpan(
         id=request.id,

@@ -34,20 +34,20 @@ HALF_PAIR: Final = re.compile(
 body_clock: Final = time.monotonic
 
 
-class HeldBody:
+class RequestBody:
     """One request's body. Its reader releases it at once, as the rest of the request may take an hour."""
 
-    def __init__(self, raw: bytes, let_go: Callable[[], None]) -> None:
-        self.raw, self._let_go = raw, let_go
+    def __init__(self, raw: bytes, release: Callable[[], None]) -> None:
+        self.raw, self._let_go = raw, release
 
-    def let_go(self, *, kept: bool = False) -> None:
+    def release(self, *, kept: bool = False) -> None:
         """`kept`: the request still uses files of the body, so that its bytes count until the request ends."""
         self.raw = b""
         if not kept:
             self._let_go()
 
 
-class HeldBodies:
+class RequestBodies:
     """The bodies of all requests that are being received or parsed, in at most `most` bytes. A tenant may have only a
     share of that, unless it is one body."""
 
@@ -59,7 +59,7 @@ class HeldBodies:
         return self._shares.total
 
     @asynccontextmanager
-    async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON_TYPE) -> AsyncIterator[HeldBody]:
+    async def reading(self, scope: Scope, receive: Receive, wanted: str = JSON_TYPE) -> AsyncIterator[RequestBody]:
         """The whole body, which must be of the media type `wanted`; released at the end of the block at the latest. A
         body that was received before, to find its model, is reused."""
         if (received := scope.get("state", {}).get("body")) is not None:
@@ -69,7 +69,7 @@ class HeldBodies:
         size, answer = 0, scope.get("state", {}).get("answer")
         tenant: str = answer.tenant if answer is not None else ""
 
-        def let_go() -> None:
+        def release() -> None:
             nonlocal size
             self._shares.add(tenant, -size)
             size = 0
@@ -83,9 +83,9 @@ class HeldBodies:
 
         try:
             # No reference to the bytes may stay here: their reader releases them.
-            yield HeldBody(b"".join([piece async for piece in counted()]), let_go)
+            yield RequestBody(b"".join([piece async for piece in counted()]), release)
         finally:
-            let_go()
+            release()
 
     def _take(self, tenant: str, size: int, before: int) -> None:
         """Count `size` more bytes of a body that has `before` already."""

@@ -48,7 +48,7 @@ SECRET_FIELDS: Final = frozenset({"authorization", "api_key", "apikey", "headers
 REMOVED_SECRET: Final = "[removed]"
 CAPTURE_HEADER: Final = "ingot-capture"
 MOST_NUMBERS: Final = 1 << 18  # of embeddings and scores, in one file; the rest is left out
-ANSWER_SECTIONS: Final = frozenset({"the model", "further models", "the engine"})
+ANSWER_SECTIONS: Final = frozenset({"the model", "additional models", "the engine"})
 """Sections of the settings that answers may depend on."""
 
 log = logging.getLogger("ingot.http")

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ingot.config import ModelEntry, Settings
 from ingot.errors import BadRequest, IngotError
-from ingot.http.body import FORM_TYPE, JSON_TYPE, HeldBody, read_form
+from ingot.http.body import FORM_TYPE, JSON_TYPE, RequestBody, read_form
 from ingot.http.edge import ClientGone, Reply, as_ingot_error, reply_of
 from ingot.http.model_registry import CHAT_KIND, ModelRegistry
 from ingot.http.request_lifetime import background_task
@@ -55,7 +55,7 @@ class DispatchByBody:
             else:
                 await run(scope, receive, send)
 
-    async def _select(self, body: HeldBody, scope: Scope) -> ModelSelection:
+    async def _select(self, body: RequestBody, scope: Scope) -> ModelSelection:
         if self._media_type == JSON_TYPE:
             return ModelSelection.of(body.raw)
         # A form holds a file, which takes a moment to parse.

@@ -63,26 +63,26 @@ class ResponseRun:
 
     @property
     def id(self) -> str:
-        return self.plan.composer.head.id
+        return self.plan.builder.head.id
 
     async def start(self) -> None:
         self._stream = await self._open(self.plan.first)
 
     async def batches(self) -> AsyncGenerator[list[Struct], None]:
         """Events for the wire, a batch at a time. The last one reports an error after `start`."""
-        composer = self.plan.composer
-        yield composer.opening()
+        builder = self.plan.builder
+        yield builder.opening()
         try:
             while self._stream is not None:
                 async for events in self._round(self._stream):
                     yield events
-                for call in composer.calls:
+                for call in builder.calls:
                     yield await self._make(call)
                 self._stream = await self._next()
-            last = composer.close()
+            last = builder.close()
         except IngotError as error:
             self.error = error
-            last = composer.failed(error)
+            last = builder.failed(error)
         finally:
             # Here and not in the rounds: closing a generator does not close those within it.
             self.close()
@@ -99,10 +99,10 @@ class ResponseRun:
 
     def silence(self, reader: EventFeedReader | None) -> list[Struct]:
         """An empty event, unless numbered events still wait to be read."""
-        return [] if reader is not None and len(reader) else self.plan.composer.empty()
+        return [] if reader is not None and len(reader) else self.plan.builder.empty()
 
     def body(self) -> ResponseBody:
-        return self.plan.composer.snapshot()
+        return self.plan.builder.snapshot()
 
     def close(self) -> None:
         """Closes the engine's stream."""
@@ -110,11 +110,11 @@ class ResponseRun:
             self._stream.close()
 
     async def _round(self, stream: AccountedStream) -> AsyncGenerator[list[Struct], None]:
-        composer = self.plan.composer
+        builder = self.plan.builder
         async for events in stream:
             last = events[-1]
             complete = events[:-1] if isinstance(last, Failed) else events
-            yield [chunk for event in complete for chunk in composer.chunks(event)]
+            yield [chunk for event in complete for chunk in builder.chunks(event)]
             if isinstance(last, Failed):
                 raise last.error
             if isinstance(last, Ended):
@@ -143,14 +143,14 @@ class ResponseRun:
 
     async def _next(self) -> AccountedStream | None:
         """The next round, where the server made calls and the client has none to make."""
-        composer = self.plan.composer
+        builder = self.plan.builder
         self.close()
-        made, composer.calls = composer.calls, []
-        if not made or composer.cut_short or composer.waits_for_client:
+        made, builder.calls = builder.calls, []
+        if not made or builder.cut_short or builder.waits_for_client:
             return None
         job = await self._service.shared_state.prepare(self.plan.next_task, self.tenant)
         if job is None:
-            composer.cut_short = True
+            builder.cut_short = True
             return None
         return await self._open(job)
 

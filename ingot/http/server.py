@@ -138,7 +138,7 @@ class HttpServer(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._terminal = ControllingTerminal()
-        self.given_up: IngotError | None = None
+        self.fatal_error: IngotError | None = None
         self.stopped = False  # by a signal
         self.leave: Callable[[], object] = _stay_in_process
         """Ends the process at once, on a second interrupt."""
@@ -149,7 +149,7 @@ class HttpServer(uvicorn.Server):
 
     def give_up(self, error: IngotError) -> None:
         """End all requests with `error`, and return soon. Any thread may call it, as the engine may hang."""
-        self.given_up = error
+        self.fatal_error = error
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._abandon, error)
 

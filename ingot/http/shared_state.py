@@ -15,10 +15,10 @@ from starlette.types import Receive
 
 from ingot.config import Settings
 from ingot.distributed.heartbeat import RankStatus, first_rank_problem, rank_not_ready
-from ingot.engine.speech_request import TranscribedText, UntranscribedAudio, known_transcripts
+from ingot.engine.speech_request import TranscribedText, UntranscribedAudio, cached_transcripts
 from ingot.engine.status import Health
 from ingot.errors import IngotError, Overloaded, Unavailable
-from ingot.http.body import HeldBodies, decode_json
+from ingot.http.body import RequestBodies, decode_json
 from ingot.http.lanes import ThreadLane
 from ingot.http.request_lifetime import LiveRequests, RequestLifetime
 from ingot.http.response_store import ResponseRuns, open_response_store
@@ -64,7 +64,7 @@ class SharedState:
         self.tenants, self.rates = Tenants(settings), RateLimits()
         self.unknown = SharesPerSecond("requests without a key", UNKNOWN_A_SECOND)
         self.probes = SharesPerSecond("probes", PROBES_A_SECOND)
-        self.bodies = HeldBodies(settings.held_bytes)
+        self.bodies = RequestBodies(settings.held_bytes)
         self.live = LiveRequests()
         self.runs: ResponseRuns[Any] = ResponseRuns()
         self.statuses: Counter[int] = Counter()  # of all answers so far
@@ -138,7 +138,7 @@ class SharedState:
 
         def prepared_work() -> T:
             prepared_grammars.set(ready)
-            known_transcripts.set(None if transcribe is None else transcripts)
+            cached_transcripts.set(None if transcribe is None else transcripts)
             fetch.prefetched_files.set(files)
             return work()
 

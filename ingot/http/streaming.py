@@ -149,7 +149,7 @@ class StreamedResponse:
 
 
 @asynccontextmanager
-async def ending_in_words(
+async def reporting_errors(
     answer: Reply,
     held: WholeResponse,
     out: StreamedResponse | None = None,

@@ -33,15 +33,15 @@ from ingot.media.layout import (
     spread_frames,
 )
 
-StatedConfig = Mapping[str, Any]
+ConfigObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFiles:
-    config: StatedConfig = field(default_factory=dict)
-    pictures: StatedConfig = field(default_factory=dict)
-    clips: StatedConfig = field(default_factory=dict)
-    processor: StatedConfig = field(default_factory=dict)
+    config: ConfigObject = field(default_factory=dict)
+    image_config: ConfigObject = field(default_factory=dict)
+    video_config: ConfigObject = field(default_factory=dict)
+    processor: ConfigObject = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> ProcessorFiles:
@@ -58,12 +58,12 @@ class ProcessorFiles:
         return str(self.config.get("model_type", ""))
 
     @property
-    def vision(self) -> StatedConfig:
+    def vision(self) -> ConfigObject:
         found = self.config.get("vision_config")
         return found if isinstance(found, Mapping) else {}
 
 
-def stated_side(stated: StatedConfig, name: str, fallback: int) -> int:
+def config_side(stated: ConfigObject, name: str, fallback: int) -> int:
     """A side that is stated as a number, or as an object that names its sides."""
     side = stated.get(name, fallback)
     if isinstance(side, Mapping):
@@ -93,7 +93,7 @@ class ImagesOnly(ABC):
     def placeholders(self) -> dict[MediaKind, Placeholder]:
         return {"image": Placeholder(self.PLACEHOLDER, self.PLACEHOLDER)}
 
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         for name in ("min_pixels", "max_pixels"):
             if getattr(layout_options, name) is not None:
                 raise Unsupported(
@@ -105,7 +105,7 @@ class ImagesOnly(ABC):
     @abstractmethod
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
 
-    def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
+    def video_layout(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
         raise Unsupported("The served model does not take video, only its frames as images.")
 
 
@@ -123,7 +123,7 @@ class PixelRange:
     most: int
 
     @classmethod
-    def stated(cls, stated: StatedConfig, least: int, most: int) -> PixelRange:
+    def stated(cls, stated: ConfigObject, least: int, most: int) -> PixelRange:
         """`size` has areas under the names of edges; older files have min_pixels and max_pixels."""
         size = stated.get("size") or {}
         low = stated.get("min_pixels") or size.get("shortest_edge") or least
@@ -151,18 +151,21 @@ class QwenProcessor:
     @classmethod
     def of(cls, files: ProcessorFiles) -> QwenProcessor:
         timed = files.family.startswith(TIMED_FAMILIES)
-        patch = int(files.pictures.get("patch_size", 16 if timed else 14))
-        merge = int(files.pictures.get("merge_size", 2))
+        patch = int(files.image_config.get("patch_size", 16 if timed else 14))
+        merge = int(files.image_config.get("merge_size", 2))
         unit = (patch * merge) ** 2
         return cls(
             patch,
             merge,
-            int(files.pictures.get("temporal_patch_size", 2)),
-            PixelRange.stated(files.pictures, 56 * 56, 28 * 28 * 1280),
-            PixelRange.stated(files.clips, 128 * unit, 768 * unit),
+            int(files.image_config.get("temporal_patch_size", 2)),
+            PixelRange.stated(files.image_config, 56 * 56, 28 * 28 * 1280),
+            PixelRange.stated(files.video_config, 128 * unit, 768 * unit),
             timed,
-            float(files.clips.get("fps") or 2.0),
-            (int(files.clips.get("min_frames", 4)), min(int(files.clips.get("max_frames", 768)), bounds.FRAMES[1])),
+            float(files.video_config.get("fps") or 2.0),
+            (
+                int(files.video_config.get("min_frames", 4)),
+                min(int(files.video_config.get("max_frames", 768)), bounds.FRAMES[1]),
+            ),
         )
 
     @property
@@ -178,7 +181,7 @@ class QwenProcessor:
         """The side of the square that becomes one token."""
         return self.patch * self.merge
 
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         most = layout_options.max_pixels
         if layout_options.detail == "low" and most is None:
             most = QWEN_LOW_DETAIL
@@ -186,7 +189,7 @@ class QwenProcessor:
         grid = self._grid(resized, 1)
         return Layout(resized, grid, QWEN_IMAGE, QWEN_IMAGE, (grid.patches // self.merge**2,))
 
-    def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
+    def video_layout(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
         sampled = snap_to_keyframes(self._sampled_frames(header, layout_options), header.keys)
         frames = (*sampled, *[sampled[-1]] * (-len(sampled) % self.pair))  # an odd last frame is repeated
         resized = self._video_size(header.size, len(sampled), layout_options)
@@ -263,8 +266,8 @@ class GemmaProcessor(ImagesOnly):
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> GemmaProcessor:
-        tokens = files.processor.get("image_seq_length") or files.pictures.get("image_seq_length") or 256
-        side = stated_side(files.pictures, "size", stated_side(files.vision, "image_size", 896))
+        tokens = files.processor.get("image_seq_length") or files.image_config.get("image_seq_length") or 256
+        side = config_side(files.image_config, "size", config_side(files.vision, "image_size", 896))
         return cls(side, int(files.vision.get("patch_size", 14)), int(tokens))
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
@@ -288,9 +291,9 @@ class PixtralProcessor(ImagesOnly):
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> PixtralProcessor:
-        patch = files.processor.get("patch_size") or stated_side(files.pictures, "patch_size", 16)
+        patch = files.processor.get("patch_size") or config_side(files.image_config, "patch_size", 16)
         merge = files.processor.get("spatial_merge_size") or files.config.get("spatial_merge_size") or 1
-        return cls(stated_side(files.pictures, "size", 1024), int(patch), int(merge))
+        return cls(config_side(files.image_config, "size", 1024), int(patch), int(merge))
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         longest = min(self.longest, PIXTRAL_LOW_DETAIL) if layout_options.detail == "low" else self.longest
@@ -321,12 +324,12 @@ class IdeficsProcessor(ImagesOnly):
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> IdeficsProcessor:
-        tile = stated_side(files.pictures, "max_image_size", 364)
+        tile = config_side(files.image_config, "max_image_size", 364)
         patch = int(files.vision.get("patch_size", 14))
         scale = int(files.config.get("scale_factor", 2))
         tokens = files.processor.get("image_seq_len") or (tile // patch) ** 2 // scale**2
-        longest = stated_side(files.pictures, "size", 4 * tile)
-        return cls(longest, tile, patch, int(tokens), bool(files.pictures.get("do_image_splitting", True)))
+        longest = config_side(files.image_config, "size", 4 * tile)
+        return cls(longest, tile, patch, int(tokens), bool(files.image_config.get("do_image_splitting", True)))
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.tile // self.patch
@@ -413,13 +416,13 @@ class InternVLProcessor(ImagesOnly):
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> InternVLProcessor:
-        side = stated_side(files.pictures, "size", stated_side(files.vision, "image_size", 448))
-        patch = stated_side(files.vision, "patch_size", 14)
+        side = config_side(files.image_config, "size", config_side(files.vision, "image_size", 448))
+        patch = config_side(files.vision, "patch_size", 14)
         ratio = float(files.config.get("downsample_ratio", 0.5))
         tokens = files.processor.get("image_seq_length") or int((side // patch) ** 2 * ratio**2)
-        cropped = files.pictures.get("crop_to_patches", True)
-        most = files.pictures.get("max_patches") or files.config.get("max_dynamic_patch") or 12
-        least = files.pictures.get("min_patches") or files.config.get("min_dynamic_patch") or 1
+        cropped = files.image_config.get("crop_to_patches", True)
+        most = files.image_config.get("max_patches") or files.config.get("max_dynamic_patch") or 12
+        least = files.image_config.get("min_patches") or files.config.get("min_dynamic_patch") or 1
         return cls(side, patch, int(tokens), (int(least), int(most)) if cropped else (1, 1))
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
@@ -454,7 +457,7 @@ class LlavaProcessor(ImagesOnly):
     @classmethod
     def of(cls, files: ProcessorFiles) -> LlavaProcessor:
         patch = files.processor.get("patch_size") or files.vision.get("patch_size", 14)
-        side = stated_side(files.pictures, "crop_size", stated_side(files.vision, "image_size", 336))
+        side = config_side(files.image_config, "crop_size", config_side(files.vision, "image_size", 336))
         strategy = files.processor.get("vision_feature_select_strategy") or files.config.get(
             "vision_feature_select_strategy", "default"
         )
@@ -463,7 +466,7 @@ class LlavaProcessor(ImagesOnly):
         further = (1 if extra is None else int(extra)) - (strategy == "default")
         canvases: tuple[Size, ...] = ()
         if files.family == "llava_next":
-            stated = files.pictures.get("image_grid_pinpoints") or files.config.get("image_grid_pinpoints") or ()
+            stated = files.image_config.get("image_grid_pinpoints") or files.config.get("image_grid_pinpoints") or ()
             canvases = tuple(Size(width, height) for height, width in stated)
         return cls(side, int(patch), further, canvases)
 
@@ -516,7 +519,7 @@ class Phi3Processor(ImagesOnly):
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> Phi3Processor:
-        return cls(int(files.pictures.get("num_crops", 16)))
+        return cls(int(files.image_config.get("num_crops", 16)))
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         columns, rows = self._arrangement(size, 1 if layout_options.detail == "low" else self.tiles)

@@ -38,7 +38,7 @@ class RequestImage:
 
     def shown(self, processor: MediaProcessor) -> Iterator[PlacedMedia]:
         """Raises BadMedia or Unsupported where the model cannot take it."""
-        layout = processor.picture(self.image.size, self.layout_options)
+        layout = processor.image_layout(self.image.size, self.layout_options)
         yield _place_media(processor, "image", layout, self.image.digest, self.image)
 
 
@@ -51,7 +51,7 @@ class RequestVideo:
         """A video where the model takes video, otherwise some of its frames as images."""
         header = self.video.keyed if self.layout_options.keyframes else self.video.header
         if "video" in processor.placeholders:
-            layout = processor.clip(header, self.layout_options)
+            layout = processor.video_layout(header, self.layout_options)
             yield _place_media(processor, "video", layout, self.video.digest, SampledFrames(self.video, layout.frames))
             return
         if self.layout_options.total_pixels is not None:
@@ -63,7 +63,9 @@ class RequestVideo:
         )
         for number in self._stills(header):
             still = SampledFrames(self.video, (number,))
-            yield _place_media(processor, "image", processor.picture(still.size, layout_options), still.digest, still)
+            yield _place_media(
+                processor, "image", processor.image_layout(still.size, layout_options), still.digest, still
+            )
 
     def _stills(self, header: VideoHeader) -> list[int]:
         most = self.layout_options.max_frames or bounds.STILLS
@@ -80,7 +82,9 @@ class RequestPdf:
         """Page by page, as images."""
         for number in range(len(self.file.pages)):
             page = PdfPage(self.file, number)
-            yield _place_media(processor, "image", processor.picture(page.size, self.layout_options), page.digest, page)
+            yield _place_media(
+                processor, "image", processor.image_layout(page.size, self.layout_options), page.digest, page
+            )
 
 
 RequestMedia = RequestImage | RequestVideo | RequestPdf

@@ -107,9 +107,9 @@ class MediaProcessor(Protocol):
     def placeholders(self) -> dict[MediaKind, Placeholder]:
         """By kind of media that the model takes."""
 
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
+    def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
 
-    def clip(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
+    def video_layout(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
         """Only of models that take video."""
 
 

@@ -233,18 +233,18 @@ def load_model_adapter(
     dtype: str | None = None,
     widest: int = 2048,
     apart: bool = False,
-    sees: bool = False,
+    with_vision: bool = False,
     sharing: ModelSharding | None = None,
 ) -> ModelAdapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
-    `apart`: no layers become one operation, so that hidden states between them can be captured. `sees`: its vision
-    tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all ranks
-    have to do the same at once.
+    `apart`: no layers become one operation, so that hidden states between them can be captured. `with_vision`: its
+    vision tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all
+    ranks have to do the same at once.
     """
     try:
         stated = load_config(folder)
-        whole = load_config(folder) if sees else {}
+        whole = load_config(folder) if with_vision else {}
         classes = model_classes_for(folder, stated)
         model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
     except ModelError:
@@ -262,7 +262,7 @@ def load_model_adapter(
         raise ModelError(f"The weights in {folder.name} cannot be loaded: {_error_text(error)}") from error
     mx.clear_cache()  # of buffers that weights were read into before they were put in order
     model.eval()
-    tower = load_vision_tower(folder, whole, device, dtype) if sees else None
+    tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
     exact = dtype is not None
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
     return adapted if sharing is None else replace(adapted, steps=None)

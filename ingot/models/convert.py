@@ -22,7 +22,7 @@ from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
 from ingot.models.draft_heads.checkpoint import (
     HEAD_FILE,
-    HEAD_PLACES,
+    HEAD_FILES,
     INDEX_FILE,
     HeadSource,
     find_head,
@@ -132,7 +132,7 @@ def _quantize_model(folder: Path, target: Path, form: WeightQuantization) -> Non
 
 def _reuse_weights(folder: Path, target: Path, progress: Progress) -> None:
     """The model's own files, without a copy where the disk is the same."""
-    head_files = {folder / path for path in HEAD_PLACES}
+    head_files = {folder / path for path in HEAD_FILES}
     for file in (*sorted(folder.glob("model*.safetensors")), *(folder / name for name in _REWRITTEN[:2])):
         if file in head_files or not file.is_file():
             continue

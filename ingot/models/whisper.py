@@ -61,7 +61,7 @@ class Whisper:
         self._model, self.config, self.notes = model, config, tuple(notes)
         self.context = config.context
 
-    def listen(self, frames: FloatArray) -> Generator[None, None, EncodedWindow]:
+    def encode(self, frames: FloatArray) -> Generator[None, None, EncodedWindow]:
         """Encode a window of [2 * positions, mels] frames."""
         # The dtype of norms is that of activations: weights may be narrower.
         dtype = self._model.encoder.layer_norm.weight.dtype

@@ -34,12 +34,12 @@ class EngineMetrics:
         """`context` is the longest sequence, `endings` are how requests end, `reasons` why no more of a prompt was
         reused."""
         self.prompt_tokens = 0  # of prompts that began to run;
-        self.asked_tokens = 0  # of those, the ones looked up in the prefix cache,
+        self.queried_tokens = 0  # of those, the ones looked up in the prefix cache,
         self.matched_tokens = 0  # those it had,
         self.read_tokens = 0  # and those of the latter that were read from disk
-        self.filed_asked_tokens = 0  # looked up on disk, as memory lacked them
-        self.media_asked = 0  # images and videos of prompts to compute,
-        self.media_found = 0  # and those of them whose features were there, or being computed
+        self.disk_queried_tokens = 0  # looked up on disk, as memory lacked them
+        self.media_queries = 0  # images and videos of prompts to compute,
+        self.media_hits = 0  # and those of them whose features were there, or being computed
         self.generated_tokens = 0
         self.preemptions = 0
         self.endings = dict.fromkeys(endings, 0)

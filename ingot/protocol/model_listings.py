@@ -18,7 +18,7 @@ from ingot.engine.status import ModelState, ModelStatus
 from ingot.protocol.chat.answers import IgnoredNote
 from ingot.protocol.chat.preparation import model_thinks
 from ingot.protocol.chat.sampling_defaults import sampling_body
-from ingot.protocol.ollama.request import OllamaModelName
+from ingot.protocol.ollama.request import OllamaModelNameField
 from ingot.protocol.schema.fields import Bool
 from ingot.protocol.schema.model_fields import adapter_named_in
 from ingot.protocol.schema.objects import ObjectOf, accepts
@@ -222,8 +222,8 @@ class OllamaShown(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaShowBody:
-    model: str = accepts(OllamaModelName(), "A name of the served model.", default=DEFAULT_NAME)
-    name: str | None = accepts(OllamaModelName(), "The older name of `model`.")
+    model: str = accepts(OllamaModelNameField(), "A name of the served model.", default=DEFAULT_NAME)
+    name: str | None = accepts(OllamaModelNameField(), "The older name of `model`.")
     verbose: bool = accepts(Bool(), "Without effect.", default=False)
 
 

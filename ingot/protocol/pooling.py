@@ -27,10 +27,10 @@ from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.ollama.answers import to_nanoseconds
 from ingot.protocol.ollama.request import (
     KEEP_ALIVE,
-    OllamaDuration,
-    OllamaModelName,
+    OllamaDurationField,
+    OllamaModelNameField,
     OllamaOptions,
-    note_unheeded_options,
+    note_ignored_options,
 )
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import (
@@ -162,7 +162,7 @@ def encode_vector(vector: Sequence[float], encoding: str) -> list[float] | str:
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-OLLAMA_ENCODER_NAME = OllamaModelName(TaskModelField("embedding"))
+OLLAMA_ENCODER_NAME = OllamaModelNameField(TaskModelField("embedding"))
 OLLAMA_EMBED_TEXT = Text(least=1)
 
 
@@ -180,7 +180,7 @@ class OllamaEmbedBody:
     options: OllamaOptions | None = accepts(
         ObjectOf(OllamaOptions), "Settled when the model was loaded; without effect."
     )
-    keep_alive: None = accepts(OllamaDuration(), KEEP_ALIVE)
+    keep_alive: None = accepts(OllamaDurationField(), KEEP_ALIVE)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class OllamaOldEmbeddingBody:
     options: OllamaOptions | None = accepts(
         ObjectOf(OllamaOptions), "Settled when the model was loaded; without effect."
     )
-    keep_alive: None = accepts(OllamaDuration(), KEEP_ALIVE)
+    keep_alive: None = accepts(OllamaDurationField(), KEEP_ALIVE)
 
 
 OLLAMA_EMBED_BODY = ObjectOf(OllamaEmbedBody)
@@ -258,7 +258,7 @@ def note_unheeded_embed_options(
     options: OllamaOptions | None, value: Any, card: PoolingModelCard, reading: BodyReading
 ) -> None:
     if options is not None:
-        note_unheeded_options(value["options"], options, card.length, reading)
+        note_ignored_options(value["options"], options, card.length, reading)
 
 
 RerankVersion = Literal["1", "2"]

@@ -31,7 +31,7 @@ class Disk:
     def __init__(self, takes: st.DataObject | None = None) -> None:
         self.takes, self.entries = takes, list[DiskEntry]()
 
-    def spill(self, node: PrefixNode) -> bool:
+    def offload(self, node: PrefixNode) -> bool:
         record = node.record
         assert record is not None
         if node.is_saved:
@@ -39,21 +39,21 @@ class Disk:
         if self.takes is not None and not self.takes.draw(st.booleans()):
             return False
         made = entry(list(node.path_tokens), node.begin, record.oldest(0), checkpoint=record.checkpoint is not None)
-        node.filed = DiskRecord.whole(made)
+        node.disk_record = DiskRecord.whole(made)
         self.entries.append(made)
         return True
 
 
-def made_of(filed: DiskRecord) -> Paper:
-    return Paper(filed.begin, filed.end, filed.oldest(0), () if filed.has_checkpoint else None)
+def made_of(disk_record: DiskRecord) -> Paper:
+    return Paper(disk_record.begin, disk_record.end, disk_record.oldest(0), () if disk_record.has_checkpoint else None)
 
 
 def promote(held: PrefixIndex, tokens: list[int], limit: int) -> int:
     """Bring back all that a prompt can use; returns the length that this promises."""
     found = held.reach(ME, tokens, limit)
     for node in found.lacking:
-        assert node.filed is not None and node.is_on_disk
-        back = made_of(node.filed)
+        assert node.disk_record is not None and node.is_on_disk
+        back = made_of(node.disk_record)
         if node.record is not None:
             back = node.record.without_checkpoint().renewed(back)  # type: ignore[arg-type,assignment]
         held.fill(node, back)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def test_whatever_is_spilled_lost_and_read_back_a_match_is_a_true_prefix(
     needs: ResumeNeeds, data: st.DataObject, stored: list[list[int]], asked: list[int]
 ) -> None:
     disk = Disk(data)
-    held = PrefixIndex(needs, lambda tokens: float(tokens), spill=disk.spill)
+    held = PrefixIndex(needs, lambda tokens: float(tokens), offload=disk.offload)
     for tokens in stored:
         store(held, tokens, needs)
         held.check()
@@ -90,7 +90,7 @@ def test_whatever_is_spilled_lost_and_read_back_a_match_is_a_true_prefix(
 @given(stored=st.lists(TOKENS, min_size=1, max_size=8))
 def test_what_a_disk_takes_is_as_good_as_memory(needs: ResumeNeeds, stored: list[list[int]]) -> None:
     disk = Disk()
-    held = PrefixIndex(needs, lambda tokens: float(tokens), spill=disk.spill)
+    held = PrefixIndex(needs, lambda tokens: float(tokens), offload=disk.offload)
     plain = PrefixIndex(needs, lambda tokens: float(tokens))
     for tokens in stored:
         store(held, tokens, needs)
@@ -107,18 +107,18 @@ def test_what_a_disk_takes_is_as_good_as_memory(needs: ResumeNeeds, stored: list
 @given(stored=st.lists(TOKENS, min_size=1, max_size=8))
 def test_another_process_finds_on_disk_what_this_one_left_there(needs: ResumeNeeds, stored: list[list[int]]) -> None:
     disk = Disk()
-    held = PrefixIndex(needs, lambda tokens: float(tokens), spill=disk.spill)
+    held = PrefixIndex(needs, lambda tokens: float(tokens), offload=disk.offload)
     paths: dict[str, list[int]] = {}
     for tokens in stored:
         store(held, tokens, needs)
         for node in sorted(held.nodes(), key=lambda node: node.end):
             if node.record is not None:
-                disk.spill(node)
-                assert node.filed is not None
-                paths.setdefault(node.filed.entry.name, list(node.path_tokens))
+                disk.offload(node)
+                assert node.disk_record is not None
+                paths.setdefault(node.disk_record.entry.name, list(node.path_tokens))
     fresh = PrefixIndex(needs, lambda tokens: float(tokens))
     left = sorted(disk.entries, key=lambda each: each.begin)
-    assert all(fresh.plant(ME, paths[each.name], each) for each in left)
+    assert all(fresh.add_disk_entry(ME, paths[each.name], each) for each in left)
     fresh.check()
     assert fresh.nbytes == 0
     for path in paths.values():
@@ -129,7 +129,7 @@ def test_another_process_finds_on_disk_what_this_one_left_there(needs: ResumeNee
 
 def test_what_was_computed_again_is_in_memory_again() -> None:
     disk = Disk()
-    held = PrefixIndex(HYBRID, lambda tokens: float(tokens), spill=disk.spill)
+    held = PrefixIndex(HYBRID, lambda tokens: float(tokens), offload=disk.offload)
     store(held, [1] * 4, HYBRID)
     store(held, [1] * 8, HYBRID)
     held.shrink(0)
@@ -142,7 +142,7 @@ def test_what_was_computed_again_is_in_memory_again() -> None:
 
 def test_nodes_whose_files_are_gone_are_forgotten() -> None:
     disk = Disk()
-    held = PrefixIndex(APPEND, lambda tokens: float(tokens), spill=disk.spill)
+    held = PrefixIndex(APPEND, lambda tokens: float(tokens), offload=disk.offload)
     for first in range(5):
         store(held, [first] * 4, APPEND)
         store(held, [first] * 8, APPEND)

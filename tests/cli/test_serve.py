@@ -527,11 +527,11 @@ class Stopping:
 
     def __init__(self, listening: socket.socket, *, stopped: bool) -> None:
         self.listener = Listener((listening,), "127.0.0.1", listening.getsockname()[1])
-        self.stopped, self.given_up = stopped, threading.Event()
+        self.stopped, self.fatal_error = stopped, threading.Event()
 
     def give_up(self, error: IngotError) -> None:
         assert isinstance(error, DeviceLost)
-        self.given_up.set()
+        self.fatal_error.set()
 
 
 @pytest.mark.parametrize(("stopped", "alone"), [(True, True), (False, False)], ids=["it was stopping", "a rank"])
@@ -543,7 +543,7 @@ def test_who_was_stopping_and_who_has_a_parent_ends_and_does_not_start_again(
         server = Stopping(listening, stopped=stopped)
         lost = _LostDevice(server, alone=alone)  # type: ignore[arg-type]
         lost()
-        assert server.given_up.is_set()
+        assert server.fatal_error.is_set()
         with pytest.raises(Left):
             lost.leave()
         assert left[1:] == [DeviceLost.exit_code]

@@ -19,7 +19,7 @@ import pytest
 from ingot.config import Settings
 from ingot.distributed import follower, leader
 from ingot.distributed.group import JoinedGroup
-from ingot.distributed.place import HostAddress, RankPlace
+from ingot.distributed.place import HostAddress, RankConfig
 from ingot.distributed.wire import Link
 from ingot.engine.engine import Engine
 from ingot.engine.loading import language_model
@@ -27,7 +27,7 @@ from ingot.models.parallelism import ModelSharding
 from tests.distributed import playing
 
 LIMIT_S = 60.0
-WHERE = RankPlace(1, 2, HostAddress("nowhere", 1), None, "of nobody but this test")
+WHERE = RankConfig(1, 2, HostAddress("nowhere", 1), None, "of nobody but this test")
 
 
 OTHER_PART = "tensor, rank 1 of 2"

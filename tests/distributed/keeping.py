@@ -13,7 +13,7 @@ from typing import Any
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
 from ingot.distributed.follower import run_follower
-from ingot.distributed.place import read_rank_place
+from ingot.distributed.place import read_rank_config
 from ingot.engine import prefix_cache
 from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request
@@ -65,7 +65,7 @@ def main(games: list[tuple[str, dict[str, Any]]]) -> None:
     """One after another, by the same processes, each with an engine that knows nothing of the one before."""
     for name, value in ENCOURAGED.items():
         setattr(prefix_cache, name, value)
-    where = read_rank_place(os.environ)
+    where = read_rank_config(os.environ)
     for folder, asked in games:
         settings = settings_of(asked)
         if where is not None and where.rank:

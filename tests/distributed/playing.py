@@ -12,7 +12,7 @@ from typing import Any
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
 from ingot.distributed.follower import run_follower
-from ingot.distributed.place import read_rank_place
+from ingot.distributed.place import read_rank_config
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.request import Event, Failed, Request, Sampling, Stop, TextDelta
@@ -127,7 +127,7 @@ def played(folder: Path, settings: Settings, *, crowd: bool) -> Played:
 
 def main(games: list[tuple[str, dict[str, Any], bool]]) -> None:
     """One after another, by the same processes: to start them takes longer than all that they play."""
-    where = read_rank_place(os.environ)
+    where = read_rank_config(os.environ)
     for folder, wanted, crowd in games:
         settings = Settings(**wanted)
         if where is not None and where.rank:

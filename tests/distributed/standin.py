@@ -11,13 +11,13 @@ import sys
 
 from ingot.distributed.heartbeat import HeartbeatSender, start_heartbeats
 from ingot.distributed.hosts import read_rank_assignment
-from ingot.distributed.place import RankPlace, read_rank_place
+from ingot.distributed.place import RankConfig, read_rank_config
 from tests.distributed.steps import STEP
 
 
 def be_rank() -> None:
     read_rank_assignment()
-    here = read_rank_place(os.environ)
+    here = read_rank_config(os.environ)
     assert here is not None
     signs = start_heartbeats(here)
     assert signs is not None
@@ -29,7 +29,7 @@ def be_rank() -> None:
         lead(here, signs)
 
 
-def follow(here: RankPlace, signs: HeartbeatSender) -> None:
+def follow(here: RankConfig, signs: HeartbeatSender) -> None:
     (link,) = here.links(60.0)
     signs.did(0)
     while (frame := link.receive()).kind == STEP:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.cli.group import inherited_listener, report_to_parent
 from ingot.distributed.heartbeat import HeartbeatSender
-from ingot.distributed.place import RankPlace
+from ingot.distributed.place import RankConfig
 from ingot.distributed.wire import LinkLost, broadcast_frame
 from ingot.engine.request import Ended, Request, SequenceEnded, TextDelta, Timing, Usage
 from ingot.engine.status import Health
@@ -20,7 +20,7 @@ from tests.http.scripted import ScriptedEngine, ScriptedStream, settings
 
 
 class CountingEngine(ScriptedEngine):
-    def __init__(self, here: RankPlace) -> None:
+    def __init__(self, here: RankConfig) -> None:
         super().__init__(None)
         self.last_step, self.ranks_trouble = 0, ""
         self._links = here.links(60.0)
@@ -58,7 +58,7 @@ class CountingEngine(ScriptedEngine):
             threading.Event().wait()
 
 
-def lead(here: RankPlace, signs: HeartbeatSender) -> None:
+def lead(here: RankConfig, signs: HeartbeatSender) -> None:
     options = settings()
     engine: Any = CountingEngine(here)
     server = make_server(engine, options, lambda url: signs.did(0), inherited_listener(options))

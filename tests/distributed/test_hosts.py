@@ -8,7 +8,7 @@ import pytest
 
 from ingot.distributed import hosts
 from ingot.distributed.hosts import Host, Hosts, parse_hosts, rank_environments
-from ingot.distributed.place import read_rank_place
+from ingot.distributed.place import read_rank_config
 from ingot.errors import ConfigError
 
 HERE = {"ssh": "localhost", "ips": ["127.0.0.1"]}
@@ -70,7 +70,7 @@ def test_each_rank_of_a_ring_is_told_where_all_listen(tmp_path: Path) -> None:
     for rank, environment in enumerate(rank_environments(parse_hosts("3"))):
         (ring,) = environment.files.values()
         assert len({address for (address,) in json.loads(ring)}) == 3
-        found = read_rank_place(
+        found = read_rank_config(
             {**environment.variables, "INGOT_GROUP_TOKEN": "0123456789abcdef", "MLX_HOSTFILE": written(tmp_path, ring)}
         )
         assert found is not None

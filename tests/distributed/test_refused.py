@@ -11,7 +11,7 @@ import pytest
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.config import Settings
-from ingot.distributed.group import GroupTotals, place_from_settings
+from ingot.distributed.group import GroupTotals, rank_config_from_settings
 from ingot.distributed.leader import LeaderAdapter
 from ingot.engine.cache_admin import PrefixCacheAdmin
 from ingot.engine.loading.language_model import options_among_ranks
@@ -68,9 +68,9 @@ def test_only_one_of_both_ways_can_be_had() -> None:
 
 
 def test_a_process_that_was_started_alone_is_no_rank() -> None:
-    assert place_from_settings(Settings(), {}) is None
+    assert rank_config_from_settings(Settings(), {}) is None
     with pytest.raises(ConfigError, match="ask for 2 ranks, and this process is started as one of 1"):
-        place_from_settings(Settings(tensor_parallel_size=2), {})
+        rank_config_from_settings(Settings(tensor_parallel_size=2), {})
 
 
 def test_what_is_kept_in_several_processes_cannot_be_moved_by_one(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_farewell_reaches_everybody_whatever_became_of_the_books(engine: Engin
         running = world.ask("running", 100)
         world.turn()
         waiting = world.ask("waiting")
-        del world.workload._books
+        del world.workload._core
         gone = IngotError("the thread ends")
         world.workload.farewell(gone)
         assert running.failure is gone and waiting.failure is gone

@@ -41,7 +41,7 @@ def test_decoding_rows_and_chunks_of_any_width_share_one_pass() -> None:
     chunks = [PromptChunk(row(3, 0), 100, False), PromptChunk(row(2, 9), 5, True)]
     logprobs_found = passes().of(decoding, chunks)
     assert slots(logprobs_found) == [[[0, 1], [3], [2]]]
-    assert [part.draws for part in logprobs_found[0]] == [True, False, True]
+    assert [part.samples for part in logprobs_found[0]] == [True, False, True]
 
 
 def test_rows_that_cannot_decode_together_are_parts_of_one_pass() -> None:

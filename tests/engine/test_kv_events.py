@@ -56,75 +56,75 @@ class Teller:
 
 
 def test_what_is_kept_is_told_once_and_what_changes_after_a_pause() -> None:
-    teller, prefix_index, now = Teller(), index(APPEND), [0.0]
-    news = KVEventTracker(teller, lambda: now[0])
+    kv_event_sink, prefix_index, now = Teller(), index(APPEND), [0.0]
+    news = KVEventTracker(kv_event_sink, lambda: now[0])
     news.track(prefix_index, APPEND)
     store(prefix_index, WORDS, APPEND)
     news.publish_changes()
     news.publish_changes()
-    assert teller.batches == 1 and len(teller.listener.known) == 3
+    assert kv_event_sink.batches == 1 and len(kv_event_sink.listener.known) == 3
     store(prefix_index, [5, *WORDS], APPEND)
     news.publish_changes()
-    assert teller.batches == 1
+    assert kv_event_sink.batches == 1
     now[0] += LISTING_PAUSE_S
     news.publish_changes()
-    assert teller.batches == 2 and len(teller.listener.known) == 6
+    assert kv_event_sink.batches == 2 and len(kv_event_sink.listener.known) == 6
 
 
 def test_an_idle_engine_tells_at_once() -> None:
-    teller, prefix_index = Teller(), index(APPEND)
-    news = KVEventTracker(teller, lambda: 0.0)
+    kv_event_sink, prefix_index = Teller(), index(APPEND)
+    news = KVEventTracker(kv_event_sink, lambda: 0.0)
     news.track(prefix_index, APPEND)
     for words in (WORDS, [5, *WORDS]):
         store(prefix_index, words, APPEND)
         news.publish_changes(now=True)
-    assert len(teller.listener.known) == 6
+    assert len(kv_event_sink.listener.known) == 6
 
 
 def test_what_nobody_could_take_is_told_later() -> None:
-    teller, prefix_index = Teller(), index(APPEND)
-    news = KVEventTracker(teller, lambda: 0.0)
+    kv_event_sink, prefix_index = Teller(), index(APPEND)
+    news = KVEventTracker(kv_event_sink, lambda: 0.0)
     news.track(prefix_index, APPEND)
     store(prefix_index, WORDS, APPEND)
-    teller.full = True
+    kv_event_sink.full = True
     news.publish_changes(now=True)
-    teller.full = False
+    kv_event_sink.full = False
     news.publish_changes(now=True)
-    assert set(teller.listener.known) == set(BlockListing(APPEND).take(prefix_index))
+    assert set(kv_event_sink.listener.known) == set(BlockListing(APPEND).take(prefix_index))
 
 
 def test_new_books_and_the_end_take_back_what_was_told() -> None:
-    teller, prefix_index = Teller(), index(APPEND)
-    news = KVEventTracker(teller, lambda: 0.0)
+    kv_event_sink, prefix_index = Teller(), index(APPEND)
+    news = KVEventTracker(kv_event_sink, lambda: 0.0)
     news.track(prefix_index, APPEND)
     store(prefix_index, WORDS, APPEND)
     news.publish_changes(now=True)
     news.track(index(APPEND), APPEND)
     news.publish_changes(now=True)
-    assert not teller.listener.known
+    assert not kv_event_sink.listener.known
     news.track(prefix_index, APPEND)
     news.publish_changes(now=True)
     news.close()
-    assert not teller.listener.known and teller.closed
+    assert not kv_event_sink.listener.known and kv_event_sink.closed
 
 
 @pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
 @pytest.mark.parametrize("device", [None, GPU], ids=["here", "gpu"])
 def test_an_engine_tells_what_it_could_take_over_and_takes_it_over(kind: str, device: Device | None) -> None:
-    teller = Teller()
-    engine = engines.start(kind, cache_bytes=1 << 26, device=device, teller=teller)
+    kv_event_sink = Teller()
+    engine = engines.start(kind, cache_bytes=1 << 26, device=device, kv_event_sink=kv_event_sink)
     try:
         prompt = tuple(number % 90 for number in range(300))
         request = Request("first", (prompt,), max_tokens=4, sampling=Sampling(temperature=0.0))
         engines.answer(engine, request)
         engine.check()  # once it rests
-        known = len(teller.listener.known) * PAGE
+        known = len(kv_event_sink.listener.known) * PAGE
         assert 256 <= known <= 304
         ended = engines.answer(engine, replace(request, id="second"))[-1]
         assert isinstance(ended, Ended) and ended.usage.cached_tokens >= 256
     finally:
         engine.close()
-    assert teller.closed and not teller.listener.known
+    assert kv_event_sink.closed and not kv_event_sink.listener.known
 
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)

@@ -149,7 +149,7 @@ def test_a_fault_frees_the_memory_of_all_states_at_once(
     breaks(world)
     empty = world.active()
     storages = world.fill()
-    assert engines.runner_of(world.engine).reuse.index.nbytes > 0
+    assert engines.runner_of(world.engine).prefix_cache.index.nbytes > 0
     full = world.active()
     breaks(world)
     assert world.active() <= empty + SMALL

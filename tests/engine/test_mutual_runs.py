@@ -49,15 +49,15 @@ def engine(gemma: Path) -> Iterator[Engine]:
 def test_a_chunk_ends_before_a_run_or_behind_it(gemma: Path) -> None:
     tokens, items = prompt_with(read_processor(gemma), 3, ["image", "image"])
     (begin, end), (later, _) = items[0].runs[0], items[1].runs[0]
-    sight = PromptMedia(tuple(items), bidirectional=True)
-    assert sight.uncut(0, begin + 1) == begin == sight.uncut(0, end - 1)
-    assert sight.uncut(0, end) == end and sight.uncut(0, begin) == begin
-    assert sight.uncut(begin, 1) == FEATURES
-    assert sight.uncut(begin - 1, FEATURES) == 1
-    assert sight.uncut(begin, later - begin + 2) == later - begin
+    prompt_media = PromptMedia(tuple(items), bidirectional=True)
+    assert prompt_media.uncut(0, begin + 1) == begin == prompt_media.uncut(0, end - 1)
+    assert prompt_media.uncut(0, end) == end and prompt_media.uncut(0, begin) == begin
+    assert prompt_media.uncut(begin, 1) == FEATURES
+    assert prompt_media.uncut(begin - 1, FEATURES) == 1
+    assert prompt_media.uncut(begin, later - begin + 2) == later - begin
     assert PromptMedia(tuple(items)).uncut(0, begin + 1) == begin + 1
-    assert sight.mutual_within(begin - 1, later) == ((1, 1 + FEATURES),)
-    assert sight.mutual_within(end, len(tokens)) == ((later - end, later - end + FEATURES),)
+    assert prompt_media.mutual_within(begin - 1, later) == ((1, 1 + FEATURES),)
+    assert prompt_media.mutual_within(end, len(tokens)) == ((later - end, later - end + FEATURES),)
 
 
 def test_answers_are_the_same_however_a_prompt_is_cut(gemma: Path) -> None:
@@ -89,6 +89,6 @@ def test_a_pass_that_holds_no_picture_is_refused_at_start(gemma: Path) -> None:
 
 
 def test_live_codecs_are_refused_by_name(gemma: Path) -> None:
-    adapter = load_model_adapter(gemma, current_device(), sees=True)
+    adapter = load_model_adapter(gemma, current_device(), with_vision=True)
     with pytest.raises(ConfigError, match=r"kv_codec k8v4 cannot be used: .*--text-only"):
         with_kv_codec(adapter, PairCodec(CodecName.parse("k8v4")))

@@ -189,8 +189,8 @@ def test_what_is_computed_is_saved_once_nothing_runs(tmp_path: Path, gates: Gate
     engine = engines.start("hybrid", cache_bytes=1 << 24, disk=tmp_path, files=gates)
     for number in range(4):
         run(engine, ask(f"a{number}", prompt(number)))
-    unsaved = lambda reuse: sum(not node.is_saved for node in reuse.index.nodes())  # noqa: E731
-    until(lambda: engine._loop.run(lambda: unsaved(engine._generation.reuse)) == 0)
+    unsaved = lambda prefix_cache: sum(not node.is_saved for node in prefix_cache.index.nodes())  # noqa: E731
+    until(lambda: engine._loop.run(lambda: unsaved(engine._generation.prefix_cache)) == 0)
     assert engine._loaded.disk.writer.drain(SOON_S)  # type: ignore[union-attr]
     spills = totals(engine).spills
     assert spills >= 4
@@ -233,8 +233,8 @@ def test_who_waits_for_a_record_can_be_cancelled_and_leaves_nothing(tmp_path: Pa
     events = [event for batch in stream for event in batch]
     assert isinstance(events[-1], Failed)
     gates.reading.set()
-    reuse = engines.runner_of(engine).reuse
-    until(lambda: engine._loop.run(lambda: reuse._tier.reserved) == 0)
+    prefix_cache = engines.runner_of(engine).prefix_cache
+    until(lambda: engine._loop.run(lambda: prefix_cache._tier.reserved) == 0)
     engine.check()
     assert run(engine, ask("again", [*prompt(1), 7])).tier == "disk"
     engine.close()
@@ -273,7 +273,7 @@ def test_a_drive_that_fails_is_a_slower_server(tmp_path: Path, gates: Gates) -> 
 
 def saved(engine: Engine) -> bool:
     """Whether all that is kept is on disk."""
-    index, disk = engines.runner_of(engine).reuse.index, engine._loaded.disk
+    index, disk = engines.runner_of(engine).prefix_cache.index, engine._loaded.disk
     assert disk is not None
     return disk.writer.drain(SOON_S) and engine._loop.run(lambda: all(node.is_saved for node in index.nodes()))
 
@@ -349,11 +349,11 @@ def test_a_prompt_looks_at_the_records_along_it_and_hashes_no_path(
     engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path)
     planted: list[object] = []
     hashed: list[int] = []
-    plant, array_of = PrefixForest.add_entry, record_file.array
+    add_disk_entry, array_of = PrefixForest.add_entry, record_file.array
 
     def counted(*given: Any) -> Any:
         planted.append(given)
-        return plant(*given)
+        return add_disk_entry(*given)
 
     def hashing(kind: str, tokens: Any) -> Any:
         made = array_of(kind, tokens)
@@ -421,7 +421,7 @@ def test_a_disk_that_is_smaller_than_memory_is_not_written_to_forever(tmp_path: 
     engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path, disk_limits=limits, files=gates)
     for number in range(12):
         run(engine, ask(f"a{number}", prompt(number)))
-    nodes = engine._loop.run(lambda: len(list(engine._generation.reuse.index.nodes())))
+    nodes = engine._loop.run(lambda: len(list(engine._generation.prefix_cache.index.nodes())))
     disk = engine._loaded.disk
     assert disk is not None
 

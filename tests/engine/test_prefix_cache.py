@@ -60,7 +60,7 @@ class Token(int):
     __hash__ = int.__hash__
 
 
-def reuse(needs: ResumeNeeds) -> PrefixCache:
+def prefix_cache(needs: ResumeNeeds) -> PrefixCache:
     budget = MemoryBudget(1 << 20, 0, SHAPE, context=1 << 14, widest=512, rows=4)
     states: list[LayerState] = [AppendState(), *([RecurrentState(1)] if needs.checkpoint else ())]
     made = PrefixCache(BatchState(states), budget, StepCosts(), limit=1 << 20)
@@ -77,7 +77,7 @@ def sequence(ticket: int, tokens: list[int], marks: tuple[int, ...] = ()) -> Tok
 
 @pytest.mark.parametrize("needs", [ResumeNeeds(), ResumeNeeds(checkpoint=True)])
 def test_prompts_are_compared_once_however_long_they_wait(needs: ResumeNeeds) -> None:
-    kept = reuse(needs)
+    kept = prefix_cache(needs)
     shared = list(range(2000))
     running = sequence(0, [*shared, 1])
     waiting = [sequence(number, [*shared[: 2000 - number], 90_000 + number]) for number in range(1, 20)]
@@ -92,7 +92,7 @@ def test_prompts_are_compared_once_however_long_they_wait(needs: ResumeNeeds) ->
 
 
 def test_a_prompt_that_has_grown_is_compared_again() -> None:
-    kept = reuse(ResumeNeeds())
+    kept = prefix_cache(ResumeNeeds())
     running, waiting = sequence(0, [*range(100), 7, 8]), sequence(1, [*range(100), 7, 8, 9])
     running.kept = 103 - WORTH_WAITING_TOKENS
     assert not kept.waits(waiting, [running])
@@ -102,7 +102,7 @@ def test_a_prompt_that_has_grown_is_compared_again() -> None:
 
 
 def test_a_model_that_needs_checkpoints_is_asked_to_stop_where_a_waiting_prompt_parts() -> None:
-    kept = reuse(ResumeNeeds(checkpoint=True))
+    kept = prefix_cache(ResumeNeeds(checkpoint=True))
     running, waiting = sequence(0, list(range(500)), marks=(100,)), sequence(1, [*range(300), 7])
     assert kept.next_stop(running) == 100
     assert kept.waits(waiting, [running])
@@ -114,7 +114,7 @@ def test_a_model_that_needs_checkpoints_is_asked_to_stop_where_a_waiting_prompt_
 
 
 def test_a_prompt_stops_for_a_few_others_at_most() -> None:
-    kept = reuse(ResumeNeeds(checkpoint=True))
+    kept = prefix_cache(ResumeNeeds(checkpoint=True))
     running = sequence(0, list(range(5000)))
     for number in range(1, 40):
         kept.waits(sequence(number, [*range(100 * number), 90_000]), [running])
@@ -122,7 +122,7 @@ def test_a_prompt_stops_for_a_few_others_at_most() -> None:
 
 
 def test_another_tenants_prompt_is_not_waited_for() -> None:
-    kept = reuse(ResumeNeeds())
+    kept = prefix_cache(ResumeNeeds())
     own = tuple(range(200))
     theirs = TokenSequence(Request("theirs", (own,), tenant="ann"), 0, 0, own, limit=4, seed=0)
     assert not kept.waits(sequence(1, list(own)), [theirs])
@@ -262,23 +262,23 @@ class KeptStates(RuleBasedStateMachine):
             total, self.adapter.weight_bytes, self.adapter.footprint, context=512, widest=WIDEST, rows=4
         )
         self.budget = budget
-        self.reuse = PrefixCache(
+        self.prefix_cache = PrefixCache(
             self.rows, budget, costs, self.pages * page, self.adapter.encoding(self.rows, self.codec, form)
         )
         if self.disk is not None:
-            self.reuse.attach(self.disk, form)
-            self.keep_time(self.reuse._tier._offloader)  # type: ignore[attr-defined]
-        if self.reuse._compressor is not None:
-            self.keep_time(self.reuse._compressor)
-            self.reuse._compressor._speed = self.decoding
-        self.room = KVReservations(budget, self.reuse.reusable_pages)
+            self.prefix_cache.attach(self.disk, form)
+            self.keep_time(self.prefix_cache._tier._offloader)  # type: ignore[attr-defined]
+        if self.prefix_cache._compressor is not None:
+            self.keep_time(self.prefix_cache._compressor)
+            self.prefix_cache._compressor._speed = self.decoding
+        self.room = KVReservations(budget, self.prefix_cache.reusable_pages)
         self.let_fail()
 
     def keep_time(self, whoever: Any) -> None:
         whoever._clock, whoever._since = self.clock, self.clock.now
 
     def let_fail(self) -> None:
-        holders: list[Any] = [self.reuse.encoding, self.rows]
+        holders: list[Any] = [self.prefix_cache.encoding, self.rows]
         if self.disk is not None:
             holders += [self.disk.writer, self.disk.reader]
         for name in FAILING:
@@ -301,14 +301,14 @@ class KeptStates(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.failing = None
-        if hasattr(self, "reuse"):
+        if hasattr(self, "prefix_cache"):
             for sequence in list(self.running):
                 self.leave(sequence)
-            self.reuse.close()
+            self.prefix_cache.close()
             self.check_pages()
             for tenant in ("a", "b"):
-                self.reuse.forget(tenant)
-            assert self.reuse.index.nbytes == 0 and not any(group.pages.kept for group in self.rows.groups)
+                self.prefix_cache.forget(tenant)
+            assert self.prefix_cache.index.nbytes == 0 and not any(group.pages.kept for group in self.rows.groups)
         shutil.rmtree(self.folder, ignore_errors=True)
         native.use_one_path(False)
 
@@ -354,19 +354,19 @@ class KeptStates(RuleBasedStateMachine):
         sequence.reserved = len(sequence.tokens) + 64
         coming = [(each, each.reserved) for each in (*self.running, sequence)]
         with self.faults(sequence):
-            self.reuse.expect(self.waiting)
-            while self.reuse.waits(sequence, ()):
-                self.reuse.pause()
-                self.reuse.expect(self.waiting)
+            self.prefix_cache.expect(self.waiting)
+            while self.prefix_cache.waits(sequence, ()):
+                self.prefix_cache.pause()
+                self.prefix_cache.expect(self.waiting)
             if not self.room.fits(coming):
                 return
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            self.reuse.admit(sequence)
-            if self.reuse.needs_new_pages(sequence):
-                self.reuse.make_room_for_running(self.room.needed(coming))
+            self.prefix_cache.admit(sequence)
+            if self.prefix_cache.needs_new_pages(sequence):
+                self.prefix_cache.make_room_for_running(self.room.needed(coming))
             sequence.row = self.rows.new(exact=sequence.request.exact)
-            self.reuse.restore(sequence)
+            self.prefix_cache.restore(sequence)
             assert sequence.row.length == sequence.computed
             if sequence.computed:
                 self.compare(sequence)
@@ -386,7 +386,7 @@ class KeptStates(RuleBasedStateMachine):
         end = min([sequence.computed + count, len(sequence.tokens), *ahead])
         run(self.adapter, self.rows, sequence.row, tuple(sequence.tokens[sequence.computed : end]))
         sequence.computed = end
-        self.reuse.keep(sequence, last=end == len(sequence.prompt))
+        self.prefix_cache.keep(sequence, last=end == len(sequence.prompt))
 
     def finish(self, sequence: TokenSequence) -> None:
         with self.faults(sequence):
@@ -395,11 +395,11 @@ class KeptStates(RuleBasedStateMachine):
             if sequence in self.running:
                 sequence.tokens += ANSWER
                 self.compute(sequence, WIDEST)
-                self.reuse.keep(sequence, last=True)
+                self.prefix_cache.keep(sequence, last=True)
                 self.leave(sequence)
 
     def leave(self, sequence: TokenSequence) -> None:
-        self.reuse._matches.pop(sequence, None)
+        self.prefix_cache._matches.pop(sequence, None)
         if sequence.row is not None:
             self.rows.leave(sequence.row)
             sequence.row = None
@@ -424,7 +424,7 @@ class KeptStates(RuleBasedStateMachine):
             self.waiting.append(sequence)
         elif what == "end early":
             with self.faults(sequence):
-                self.reuse.keep(sequence, last=True)
+                self.prefix_cache.keep(sequence, last=True)
                 self.leave(sequence)
         elif what == "step" and sequence.computed < len(sequence.tokens):
             with self.faults(sequence):
@@ -441,11 +441,11 @@ class KeptStates(RuleBasedStateMachine):
 
     def make_room_for_running(self, more: int = 0) -> None:
         needed = self.room.needed([(each, each.reserved) for each in self.running]) + more
-        self.reuse.make_room_for_running(needed)
-        reserved, index = self.reuse._tier.reserved, self.reuse.index
-        assert index.nbytes <= max(0, self.reuse.limit - reserved)
-        cached, unshared = self.reuse._cached_bytes()
-        if cached + reserved > self.reuse.limit:
+        self.prefix_cache.make_room_for_running(needed)
+        reserved, index = self.prefix_cache._tier.reserved, self.prefix_cache.index
+        assert index.nbytes <= max(0, self.prefix_cache.limit - reserved)
+        cached, unshared = self.prefix_cache._cached_bytes()
+        if cached + reserved > self.prefix_cache.limit:
             needed = self.budget.states  # as much has to go as can
         if needed + unshared + reserved > self.budget.states:
             idle = [node for node in index.nodes() if is_removable(node) and node.record and node.record.idle_bytes]
@@ -462,17 +462,17 @@ class KeptStates(RuleBasedStateMachine):
         elif what == "a call is to fail":
             self.failing = FAILING[place % len(FAILING)], place % 4
         elif what == "all of one tenant's is cleared":
-            self.reuse.forget("a")
+            self.prefix_cache.forget("a")
         elif what == "nothing runs" and not self.running:
             with self.faults():
                 self.rows.trim()
-                self.reuse.rest()
+                self.prefix_cache.rest()
         elif what == "the queue is looked at":
             with self.faults():
-                self.reuse.expect(self.waiting)
+                self.prefix_cache.expect(self.waiting)
         elif what == "the server starts again":
             self.failing = None
-            self.reuse.close()
+            self.prefix_cache.close()
             if self.disk is not None:
                 self.disk = DiskBackend.of(
                     RecordStore(self.folder, {"model": self.kind}, self.disk.store.limits, SECRET)
@@ -496,21 +496,21 @@ class KeptStates(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        if not hasattr(self, "reuse"):
+        if not hasattr(self, "prefix_cache"):
             return
         if self.disk is not None:
             assert self.disk.drain(20)
         self.rows.check()
-        self.reuse.check()
+        self.prefix_cache.check()
         for sequence in self.running:
             assert sequence.row is not None and sequence.row.length >= sequence.computed
         self.check_pages()
 
     def check_pages(self) -> None:
         """Each page is held as often as rows and records say, and paid for once."""
-        kept = [node.record for node in self.reuse.index.nodes() if node.record is not None]
+        kept = [node.record for node in self.prefix_cache.index.nodes() if node.record is not None]
         found: dict[int, Record] = {id(record): record for record in kept}
-        for match in self.reuse._matches.values():
+        for match in self.prefix_cache._matches.values():
             found.update((id(record), record) for record in match.records)
         for group in self.rows.groups:
             rows = [each.row.tables[group.number] for each in self.running if each.row is not None]

@@ -31,7 +31,7 @@ class Steps:
         costs = StepCosts(mixes=adapter.mixed)
         budget = MemoryBudget(1 << 28, 0, adapter.footprint, context=2048, widest=widest, rows=8)
         self.runner = Runner(adapter, budget, costs, 0)
-        self.scheduler = Scheduler(self.runner.room.fits, lambda _: widest, self.runner.reuse, costs, 8, 100.0)
+        self.scheduler = Scheduler(self.runner.room.fits, lambda _: widest, self.runner.prefix_cache, costs, 8, 100.0)
         self._tickets = iter(range(1000))
         self._pending: LaunchedStep | None = None
 

@@ -16,7 +16,7 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SequenceEnded, Stop, TextDelta
 from ingot.engine.sampling import apply_masks, sample_tokens
 from ingot.errors import IngotError
-from ingot.text.grammar.compiled import RollbackMatcher
+from ingot.text.grammar.compiled import GrammarMatcher
 from ingot.text.grammar.grammars import Grammars
 from ingot.text.grammar.matcher import GrammarTooComplex, GrammarViolated, TokenMask
 from ingot.text.parser.parser import ThinkingStart
@@ -250,7 +250,7 @@ class Trap:
 
 
 @dataclass
-class _Trapped(RollbackMatcher):
+class _Trapped(GrammarMatcher):
     trap: Trap
     accepted: list[int] = field(default_factory=list)
     free: bool = False

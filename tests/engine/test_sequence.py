@@ -17,7 +17,7 @@ from tests.models.vision.looking import Frames, prompt_with
 
 
 def picture(begin: int, digest: bytes, processor: QwenProcessor = TIMED, width: int = 96) -> MediaItem:
-    layout = processor.picture(Size(width, 64), ImageLayoutOptions())
+    layout = processor.image_layout(Size(width, 64), ImageLayoutOptions())
     return MediaItem("image", digest, ((begin, begin + layout.features),), layout, Frames(()))
 
 
@@ -42,17 +42,17 @@ def test_no_two_contents_have_one_key_and_none_is_a_token(digests: list[bytes]) 
 
 def test_a_sequence_that_ends_in_a_picture_is_told_which() -> None:
     item = picture(4, b"1" * 32)
-    sight = PromptMedia((item,))
-    assert sight.inside(4) is sight.inside(item.end) is None
-    assert sight.inside(5) is sight.inside(item.end - 1) is item
+    prompt_media = PromptMedia((item,))
+    assert prompt_media.inside(4) is prompt_media.inside(item.end) is None
+    assert prompt_media.inside(5) is prompt_media.inside(item.end - 1) is item
 
 
 def test_text_behind_a_picture_goes_on_behind_its_longer_side_also_beyond_the_prompt() -> None:
     item = picture(4, b"1" * 32)  # three columns, two rows
-    sight = PromptMedia((item,), mrope_positions(14, [item], 2))
-    assert [sight.position(offset) for offset in (0, 4, 10, 13, 14, 20)] == [0, 4, 7, 10, 11, 17]
-    assert sight.explicit_positions(0, 4) is sight.explicit_positions(10, 20) is None
-    stated = sight.explicit_positions(3, 16)
+    prompt_media = PromptMedia((item,), mrope_positions(14, [item], 2))
+    assert [prompt_media.position(offset) for offset in (0, 4, 10, 13, 14, 20)] == [0, 4, 7, 10, 11, 17]
+    assert prompt_media.explicit_positions(0, 4) is prompt_media.explicit_positions(10, 20) is None
+    stated = prompt_media.explicit_positions(3, 16)
     assert stated is not None and stated.shape == (3, 13)
     assert (stated[:, -6:] == np.arange(7, 13)).all()
 
@@ -62,11 +62,11 @@ def test_pieces_of_a_prompt_see_together_what_the_whole_sees(
     seed: int, shown: list[str], data: some.DataObject
 ) -> None:
     tokens, items = prompt_with(TIMED, seed, shown)
-    sight = PromptMedia(tuple(items))
+    prompt_media = PromptMedia(tuple(items))
     cuts = sorted(data.draw(some.lists(some.integers(0, len(tokens)), max_size=4)))
     seen: dict[bytes, list[tuple[int, int]]] = {}
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        for digest, numbers, positions in sight.seen(begin, end):
+        for digest, numbers, positions in prompt_media.seen(begin, end):
             seen.setdefault(digest, []).extend(zip(numbers, positions, strict=True))
     for item in items:
         positions = [offset for begin, end in item.runs for offset in range(begin, end)]

@@ -23,7 +23,7 @@ def test_tokens_count_while_they_come_and_stay_when_the_request_is_cancelled() -
         assert (metrics.prompt_tokens, metrics.generated_tokens, metrics.occupied) == (0, 0, 0.0)
         stream = iter(engine.generate(Request("one", (prompt,), sampling=GREEDY)))
         next(stream)
-        assert metrics.prompt_tokens == metrics.asked_tokens == len(prompt)
+        assert metrics.prompt_tokens == metrics.queried_tokens == len(prompt)
         assert (generated := metrics.generated_tokens) >= 1
         assert 0 < metrics.occupied <= 1
         engine.cancel("one")

@@ -26,7 +26,7 @@ def test_where_nothing_is_left_of_the_target_each_step_is_followed_by_one_slice(
 
     def stepped(self: GenerationWorkload, *given: object) -> None:
         step(self, *given)  # type: ignore[arg-type]
-        if any(sequence.decoding for sequence in self._books.scheduler.running):
+        if any(sequence.decoding for sequence in self._core.scheduler.running):
             turns.append(0)
 
     def sliced(self: VisionEncoderRunner, look: object) -> None:

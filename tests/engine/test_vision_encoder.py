@@ -34,7 +34,7 @@ def showing(name: str, *numbers: int, tenant: str = "") -> Running:
     )
     prompt = (1,) * (10 * len(numbers) + 2)
     made = Running(asked(name, list(prompt), list(items), tenant=tenant), 0, 0, prompt, 4, 0)
-    made.sight = PromptMedia(items)
+    made.prompt_media = PromptMedia(items)
     return made
 
 
@@ -68,8 +68,8 @@ def test_a_stream_waits_for_one_slice_at_a_time(looks: VisionEncoderRunner, towe
     assert not looks.ready(sequence, 0)
     settle(looks)
     assert looks.ready(sequence, 0)
-    assert sequence.sight is not None
-    assert sequence.sight.features[b"\7" * 32].embeddings[0, 0].item() == 7.0
+    assert sequence.prompt_media is not None
+    assert sequence.prompt_media.features[b"\7" * 32].embeddings[0, 0].item() == 7.0
 
 
 @pytest.mark.parametrize(("slice_s", "left_s", "fit"), [(0.03, 0.1, 3), (0.06, 0.1, 1), (0.2, 0.1, 1), (0.01, -1.0, 1)])
@@ -139,7 +139,7 @@ def test_who_does_not_fit_beside_others_waits_until_they_have_computed_their_pro
     assert not looks.ready(other, 0)
     settle(looks)
     assert looks.ready(other, 0)
-    assert one.sight is not None and not one.sight.features
+    assert one.prompt_media is not None and not one.prompt_media.features
 
 
 def test_what_nobody_needs_makes_way_the_longest_unused_first(looks: VisionEncoderRunner, tower: FakeTower) -> None:

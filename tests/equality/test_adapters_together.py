@@ -145,7 +145,7 @@ def seen_loras(folder: Path, to: Path) -> dict[str, Path]:
     from ingot.kernels.device import current_device
     from ingot.models.adapter import load_model_adapter
 
-    sizes = shapes(load_model_adapter(folder, current_device(), sees=True).model, LAYERS)
+    sizes = shapes(load_model_adapter(folder, current_device(), with_vision=True).model, LAYERS)
     sizes = {path: size for path, size in sizes.items() if "vision" not in path and "visual" not in path}
     return {
         name: write_mlx(to / name, matrices(sizes, 4, seed), rank=4, scale=0.1)

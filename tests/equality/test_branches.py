@@ -75,7 +75,7 @@ def test_prompts_that_part_ever_earlier_are_still_told_apart(engine: Engine) -> 
 def test_answers_of_one_request_compute_its_prompt_once(engine: Engine) -> None:
     prompt = text(random.Random(25), 400)
     engines.answer(engine, replace(ask("n", prompt), n=4, sampling=Sampling(seed=1)))
-    counts = engines.runner_of(engine).reuse.counts[""]
+    counts = engines.runner_of(engine).prefix_cache.counts[""]
     assert (counts.prompts, counts.matched_tokens) == (4, 3 * 399)
 
 
@@ -85,7 +85,7 @@ def test_prompts_that_come_together_compute_what_they_share_once(engine: Engine)
     asked = [ask(f"together{number}", [*shared, number, *text(rng, 20)]) for number in range(4)]
     streams = [engine.generate(request) for request in asked]
     texts = [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
-    assert engines.runner_of(engine).reuse.counts[""].matched_tokens >= 3 * len(shared)
+    assert engines.runner_of(engine).prefix_cache.counts[""].matched_tokens >= 3 * len(shared)
     assert texts == [run(engine, replace(request, id=request.id + "c", cache=False))[0] for request in asked]
 
 
@@ -96,7 +96,7 @@ def test_learning_costs_a_checkpoint_or_two_a_prompt(kind: str) -> None:
     shared = text(rng, 900)
     for number in range(12):
         run(engine, ask(f"p{number}", [*shared[: 64 * number + 100], *text(rng, 60)]))
-    index = engines.runner_of(engine).reuse.index
+    index = engines.runner_of(engine).prefix_cache.index
     # The answer's end, one before the prompt's end, and where it parted from the others.
     assert sum(node.has_checkpoint for node in index.nodes()) <= 3 * 12
     engine.check()

@@ -114,5 +114,5 @@ def test_eviction_under_concurrency_changes_no_answer(kind: str) -> None:
         warm = [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
         assert warm == cold[begin : begin + 6]
         small.check()
-    assert 0 < engines.runner_of(small).reuse.index.nbytes <= 150_000
+    assert 0 < engines.runner_of(small).prefix_cache.index.nbytes <= 150_000
     small.close()

@@ -53,11 +53,11 @@ def conversations(seed: int) -> list[list[int]]:
 def states(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
     """What is in memory, by its tokens, to the last bit."""
 
-    def read(reuse: Any) -> dict[tuple[int, ...], list[bytes]]:
-        nodes = [node for node in reuse.index.nodes() if node.record is not None]
-        return {node.path_tokens: serialise_record(unpage_record(reuse.rows, node.record)) for node in nodes}
+    def read(prefix_cache: Any) -> dict[tuple[int, ...], list[bytes]]:
+        nodes = [node for node in prefix_cache.index.nodes() if node.record is not None]
+        return {node.path_tokens: serialise_record(unpage_record(prefix_cache.rows, node.record)) for node in nodes}
 
-    return engine._loop.run(lambda: read(engine._generation.reuse))
+    return engine._loop.run(lambda: read(engine._generation.prefix_cache))
 
 
 @RULES
@@ -108,7 +108,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, rules: Devi
         assert warm == run(engine, ask(f"c{number}", longer, cache=False))[0]
         tiers.add(report.tier)
         engine.check()
-        assert engines.runner_of(engine).reuse.index.nbytes <= 300_000
+        assert engines.runner_of(engine).prefix_cache.index.nbytes <= 300_000
     assert "disk" in tiers
     engine.close()
 

@@ -64,9 +64,9 @@ def states(engine: Engine) -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
     """What is in memory, by its tokens, to the last bit, and how many of its pages are in fewer."""
 
     def read() -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
-        reuse = engine._generation.reuse
-        held = {node.path_tokens: node.record for node in reuse.index.nodes() if node.record is not None}
-        loose = {path: unpage_record_as_stored(reuse.rows, record) for path, record in held.items()}
+        prefix_cache = engine._generation.prefix_cache
+        held = {node.path_tokens: node.record for node in prefix_cache.index.nodes() if node.record is not None}
+        loose = {path: unpage_record_as_stored(prefix_cache.rows, record) for path, record in held.items()}
         coded = {path: [each.coded for each in record.deltas if each is not None] for path, record in loose.items()}
         return {path: (max(coded[path], default=0), serialise_record(record)) for path, record in loose.items()}
 
@@ -120,10 +120,10 @@ def test_a_file_holds_no_more_than_memory_did(tmp_path: Path) -> None:
 
 def sizes(engine: Engine) -> tuple[int, int]:
     """Bytes of what is kept, as it lies and unpacked."""
-    reuse = engine._generation.reuse
-    records = [node.record for node in reuse.index.nodes() if node.record is not None]
+    prefix_cache = engine._generation.prefix_cache
+    records = [node.record for node in prefix_cache.index.nodes() if node.record is not None]
     return tuple(  # type: ignore[return-value]
-        sum(len(raw) for record in records for raw in serialise_record(loose(reuse.rows, record)))
+        sum(len(raw) for record in records for raw in serialise_record(loose(prefix_cache.rows, record)))
         for loose in (unpage_record_as_stored, unpage_record)
     )
 

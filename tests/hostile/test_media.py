@@ -156,7 +156,7 @@ def test_nothing_is_left_of_all_of_them(served: tuple[Engine, str]) -> None:
     for name in names:
         asked(url, PARTS[name])
     assert threading.active_count() <= threads and engine.status() == []
-    looks = engine._generation._looks
+    looks = engine._generation._vision
     assert looks is not None and not looks._encodings
     looks.check()
 

@@ -77,7 +77,7 @@ class ByteTokenizer:
     def sets_apart(self, text: str) -> bool:
         return True
 
-    def encode_with_places(
+    def encode_with_offsets(
         self, text: str, places: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
     ) -> tuple[list[int], list[int]]:
         first = self.encode("", add_special=add_special)
@@ -168,8 +168,8 @@ class ScriptedStream:
         self.engine.running.pop(self.request.id, None)
         self.closed.set()
         if heard is not None and not self.ended:
-            stood = RequestStatus(self.request.id, "prefill", 10, 4, 0, 16, 0.5, 0.0)
-            heard(Failed(cause or Cancelled("The client left"), Usage(10, 0, 2), stood))
+            final_status = RequestStatus(self.request.id, "prefill", 10, 4, 0, 16, 0.5, 0.0)
+            heard(Failed(cause or Cancelled("The client left"), Usage(10, 0, 2), final_status))
 
 
 class ScriptedKeeping:
@@ -262,9 +262,9 @@ class ScriptedEngine:
 
 def some_figures() -> EngineMetrics:
     figures = EngineMetrics(CONTEXT, ("stop", "length"), ("unseen", "new_turn"))
-    figures.prompt_tokens, figures.generated_tokens, figures.asked_tokens, figures.matched_tokens = 90, 30, 80, 60
+    figures.prompt_tokens, figures.generated_tokens, figures.queried_tokens, figures.matched_tokens = 90, 30, 80, 60
     figures.endings["stop"], figures.reasons["unseen"] = 3, 2
-    figures.media_asked, figures.media_found = 6, 2
+    figures.media_queries, figures.media_hits = 6, 2
     figures.occupied, figures.most_tokens, figures.page_tokens = 0.25, 640, 64
     for seconds in (0.02, 0.3, 4000.0):
         figures.first_token_s.add(seconds)

@@ -71,7 +71,7 @@ def test_a_server_that_is_given_up_ends_requests_in_words_and_returns(serving: S
         server.give_up(DeviceLost())
         assert b"The device was lost. The server is being started again." in everything(connection)
     thread.join(WAIT_S)
-    assert not thread.is_alive() and isinstance(server.given_up, DeviceLost) and not server.stopped
+    assert not thread.is_alive() and isinstance(server.fatal_error, DeviceLost) and not server.stopped
 
 
 @pytest.mark.anyio

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.http.app import build_app
-from ingot.http.body import HeldBodies
+from ingot.http.body import RequestBodies
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, settings
 from tests.media.pictures import data_url, file_of
@@ -106,10 +106,10 @@ async def test_the_bytes_of_a_body_count_as_long_as_its_images_are_held() -> Non
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
-    bodies = HeldBodies(100)
+    bodies = RequestBodies(100)
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     for kept, held in ((True, 2), (False, 0)):
         async with bodies.reading(scope, receive) as body:
-            body.let_go(kept=kept)
+            body.release(kept=kept)
             assert (body.raw, bodies.held) == (b"", held)
         assert bodies.held == 0

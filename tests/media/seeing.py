@@ -26,8 +26,10 @@ class StillsOnly(GemmaProcessor):
     def placeholders(self) -> dict[Any, Any]:
         return {"image": TIMED.placeholders["image"]}
 
-    def picture(self, size: Any, layout_options: Any) -> Any:
-        return replace(super().picture(size, layout_options), token="<|image_pad|>", written="<|image_pad|>", runs=(9,))
+    def image_layout(self, size: Any, layout_options: Any) -> Any:
+        return replace(
+            super().image_layout(size, layout_options), token="<|image_pad|>", written="<|image_pad|>", runs=(9,)
+        )
 
 
 STILLS = StillsOnly(96, 16, 9)

@@ -118,7 +118,9 @@ def test_keyframes_are_shown_where_they_are_asked_for_and_only_they_are_decoded(
     monkeypatch.setattr(VideoPackets, "ranges", counted)
     clip = VideoFile.of(filmed(120, gop=12, codec="libx264", step=2, options={"x264-params": "scenecut=0"}))
     assert clip.keyed.keys == tuple(range(0, 120, 12))
-    shown = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.keyed, VideoLayoutOptions(frames=8))
+    shown = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).video_layout(
+        clip.keyed, VideoLayoutOptions(frames=8)
+    )
     assert shown.frames == (0, 12, 36, 48, 72, 84, 96, 119)
     assert shown.times[1] == (36 + 48) / 2 / 10  # of what is shown, not of what was asked for
     frames = decode_frames(clip.data, read_video_packets(clip.data), clip.header, 0, shown.frames)
@@ -180,7 +182,9 @@ def test_a_cut_clip_is_shown_as_far_as_it_goes_or_refused() -> None:
 
 def test_one_frame_is_a_clip() -> None:
     clip = VideoFile.of(filmed(1))
-    layout = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).clip(clip.header, VideoLayoutOptions())
+    layout = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"})).video_layout(
+        clip.header, VideoLayoutOptions()
+    )
     assert layout.frames == (0, 0) and len(list(clip.pick(layout.frames))) == 2
 
 

@@ -62,7 +62,7 @@ def test_qwen_resizes_pictures_as_its_processor_does(patch: int, least: int, mos
     ours = QwenProcessor.of(files)
     for size in sensible(sizes(300, 5000)):
         height, width = resize(size.height, size.width, patch * 2, least, most)
-        layout = ours.picture(size, ANY)
+        layout = ours.image_layout(size, ANY)
         assert layout.size == (width, height), size
         assert layout.grid == (1, height // patch, width // patch)
         assert layout.runs == (height * width // (patch * 2) ** 2,)
@@ -76,7 +76,7 @@ def test_qwen_3_resizes_clips_by_one_budget_for_all_frames() -> None:
     drawn = random.Random(3)
     for size in sensible(sizes(150, 2000)):
         header = VideoHeader(size, drawn.randint(2, 5000), drawn.choice([1, 12.5, 24, 29.97, 60]))
-        layout = ours.clip(header, VideoLayoutOptions())
+        layout = ours.video_layout(header, VideoLayoutOptions())
         count = min(max(int(header.frames / header.fps * 2), 4), 768, header.frames)
         height, width = resize(count, size.height, size.width, 2, 32, least, most)
         assert layout.size == (width, height), header
@@ -87,7 +87,7 @@ def test_qwen_3_resizes_clips_by_one_budget_for_all_frames() -> None:
 
 def test_qwen_3_tells_each_pair_of_frames_its_time() -> None:
     ours = QwenProcessor.of(ProcessorFiles({"model_type": "qwen3_vl"}))
-    layout = ours.clip(VideoHeader(Size(64, 64), 100, 10.0), VideoLayoutOptions(frames=4))
+    layout = ours.video_layout(VideoHeader(Size(64, 64), 100, 10.0), VideoLayoutOptions(frames=4))
     assert layout.frames == (0, 33, 66, 99) and layout.times == (1.65, 8.25)
     block = "<|vision_start|><|video_pad|><|vision_end|>"
     assert layout.written == f"<{1.65:.1f} seconds>{block}<{8.25:.1f} seconds>{block}"
@@ -95,7 +95,9 @@ def test_qwen_3_tells_each_pair_of_frames_its_time() -> None:
 
 def test_qwen_2_gives_every_frame_the_same_budget_and_writes_one_run() -> None:
     ours = QwenProcessor.of(ProcessorFiles({"model_type": "qwen2_5_vl"}))
-    short, long = (ours.clip(VideoHeader(Size(640, 360), frames, 25.0), VideoLayoutOptions()) for frames in (100, 2500))
+    short, long = (
+        ours.video_layout(VideoHeader(Size(640, 360), frames, 25.0), VideoLayoutOptions()) for frames in (100, 2500)
+    )
     assert short.size == long.size and short.written == long.written == "<|video_pad|>"
     assert (len(short.frames), len(long.frames)) == (8, 200)
     assert long.runs == (100 * long.grid.h * long.grid.w // 4,)
@@ -104,19 +106,23 @@ def test_qwen_2_gives_every_frame_the_same_budget_and_writes_one_run() -> None:
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_qwen_honours_what_a_request_says_of_clips(family: str) -> None:
     ours, header = QwenProcessor.of(ProcessorFiles({"model_type": family})), VideoHeader(Size(1280, 720), 3000, 30.0)
-    assert len(ours.clip(header, VideoLayoutOptions(fps=0.1)).frames) == 10
-    assert len(ours.clip(header, VideoLayoutOptions(max_frames=16)).frames) == 16
-    assert [len(ours.clip(header, VideoLayoutOptions(frames=frames)).frames) for frames in (2, 3, 6)] == [2, 4, 6]
-    small = ours.clip(header, VideoLayoutOptions(frames=8, max_pixels=128 * 128))
+    assert len(ours.video_layout(header, VideoLayoutOptions(fps=0.1)).frames) == 10
+    assert len(ours.video_layout(header, VideoLayoutOptions(max_frames=16)).frames) == 16
+    assert [len(ours.video_layout(header, VideoLayoutOptions(frames=frames)).frames) for frames in (2, 3, 6)] == [
+        2,
+        4,
+        6,
+    ]
+    small = ours.video_layout(header, VideoLayoutOptions(frames=8, max_pixels=128 * 128))
     assert small.size.area <= 128 * 128
-    total = ours.clip(header, VideoLayoutOptions(frames=8, min_pixels=1, total_pixels=8 * 100_000))
+    total = ours.video_layout(header, VideoLayoutOptions(frames=8, min_pixels=1, total_pixels=8 * 100_000))
     assert total.size.area * 8 <= 8 * 100_000 * 2
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 5])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_the_shortest_clips_are_shown_whole_in_pairs(family: str, frames: int) -> None:
-    layout = QwenProcessor.of(ProcessorFiles({"model_type": family})).clip(
+    layout = QwenProcessor.of(ProcessorFiles({"model_type": family})).video_layout(
         VideoHeader(Size(56, 56), frames, 30.0), VideoLayoutOptions()
     )
     assert len(layout.frames) % 2 == 0 and max(layout.frames) < frames
@@ -125,10 +131,10 @@ def test_the_shortest_clips_are_shown_whole_in_pairs(family: str, frames: int) -
 
 def test_qwen_takes_fewer_pixels_where_a_request_asks_and_never_more_than_it_may() -> None:
     ours, size = QwenProcessor.of(ProcessorFiles({"model_type": "qwen2_vl"})), Size(3000, 2000)
-    assert ours.picture(size, ImageLayoutOptions(max_pixels=100_000)).size.area <= 100_000
-    assert ours.picture(size, ImageLayoutOptions("low")).size.area <= 512 * 512
-    assert ours.picture(size, ImageLayoutOptions(max_pixels=10**8)) == ours.picture(size, ANY)
-    grown = ours.picture(Size(30, 30), ImageLayoutOptions(min_pixels=500_000))
+    assert ours.image_layout(size, ImageLayoutOptions(max_pixels=100_000)).size.area <= 100_000
+    assert ours.image_layout(size, ImageLayoutOptions("low")).size.area <= 512 * 512
+    assert ours.image_layout(size, ImageLayoutOptions(max_pixels=10**8)) == ours.image_layout(size, ANY)
+    grown = ours.image_layout(Size(30, 30), ImageLayoutOptions(min_pixels=500_000))
     assert 500_000 <= grown.size.area <= 28 * 28 * 1280
 
 
@@ -144,7 +150,7 @@ def test_pixtral_resizes_and_breaks_lines_as_its_processor_does() -> None:
         for size in sensible(sizes(60, 3000)):
             blank = np.zeros((size.height, size.width, 1))
             height, width = resize(blank, (longest, longest), (patch * merge,) * 2)
-            layout = ours.picture(size, ANY)
+            layout = ours.image_layout(size, ANY)
             assert layout.size == (width, height)
             rows, columns = height // (patch * merge), width // (patch * merge)
             assert layout.runs == (columns,) * rows
@@ -158,7 +164,7 @@ def test_idefics_cuts_tiles_as_its_processor_does() -> None:
         theirs, ours = made(**pictures), IdeficsProcessor.of(ProcessorFiles({}, pictures))
         for size in sensible(sizes(150, 5000)):
             tiles, rows, columns = theirs.get_number_of_image_patches(size.height, size.width, {})
-            layout = ours.picture(size, ANY)
+            layout = ours.image_layout(size, ANY)
             assert layout.grid.t == max(tiles, 1) == len(layout.runs), size  # one alone is none to them
             assert layout.written.count("<row_") == rows * columns
 
@@ -175,9 +181,9 @@ def test_idefics_writes_tiles_as_its_processor_does() -> None:
     )
     for size, rows, columns in ((Size(800, 600), 3, 4), (Size(600, 600), 4, 4)):
         told = made.replace_image_token(Named(), {"rows": [[rows]], "cols": [[columns]]}, 0)
-        assert ours.picture(size, ANY).written == told
+        assert ours.image_layout(size, ANY).written == told
     single = made.replace_image_token(Named(), {"rows": [[0]], "cols": [[0]]}, 0)
-    assert ours.picture(Size(800, 600), ImageLayoutOptions("low")).written == single
+    assert ours.image_layout(Size(800, 600), ImageLayoutOptions("low")).written == single
 
 
 def test_internvl_arranges_tiles_as_its_processor_does() -> None:
@@ -186,7 +192,7 @@ def test_internvl_arranges_tiles_as_its_processor_does() -> None:
     ours = InternVLProcessor.of(ProcessorFiles({}, {"size": {"height": 448, "width": 448}}))
     for size in sizes(300, 4000):
         tiles = theirs.get_number_of_image_patches(size.height, size.width, {})
-        assert ours.picture(size, ANY).runs == (256 * tiles,), size
+        assert ours.image_layout(size, ANY).runs == (256 * tiles,), size
 
 
 def test_llava_next_counts_features_as_its_processor_does() -> None:
@@ -204,31 +210,31 @@ def test_llava_next_counts_features_as_its_processor_does() -> None:
     ours = LlavaProcessor.of(files)
     for size in sizes(300, 3000):
         features = made._get_number_of_features(Named(), size.height, size.width, 336, 336) - 1
-        assert ours.picture(size, ANY).runs == (features,), size
+        assert ours.image_layout(size, ANY).runs == (features,), size
 
 
 def test_llava_and_gemma_see_every_picture_in_one_size() -> None:
     llava, gemma = LlavaProcessor.of(ProcessorFiles({"model_type": "llava"})), GemmaProcessor.of(ProcessorFiles())
     for size in sizes(5, 3000):
-        assert (llava.picture(size, ANY).runs, gemma.picture(size, ANY).runs) == ((576,), (256,))
-    assert gemma.picture(Size(9, 9), ANY).written == "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+        assert (llava.image_layout(size, ANY).runs, gemma.image_layout(size, ANY).runs) == ((576,), (256,))
+    assert gemma.image_layout(Size(9, 9), ANY).written == "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 
 
 def test_phi_3_arranges_tiles_as_its_processor_does() -> None:
     transform = upstream("mlx_vlm.models.phi3_v.processing_phi3_v", "_calc_hd_transform_size")
     ours = Phi3Processor.of(ProcessorFiles({}, {"num_crops": 16}))
     for size in sizes(300, 4000):
-        assert ours.picture(size, ANY).size == transform(size.width, size.height, 16), size
+        assert ours.image_layout(size, ANY).size == transform(size.width, size.height, 16), size
 
 
 def test_phi_3_counts_a_tile_and_the_whole_and_their_lines() -> None:
-    layout = Phi3Processor.of(ProcessorFiles({}, {"num_crops": 16})).picture(Size(1344, 1344), ANY)
+    layout = Phi3Processor.of(ProcessorFiles({}, {"num_crops": 16})).image_layout(Size(1344, 1344), ANY)
     assert layout.size == (1344, 1344) and layout.runs == ((16 + 1) * 144 + 1 + 5 * 12,)
 
 
 def test_a_picture_of_no_sensible_shape_is_refused() -> None:
     with pytest.raises(BadMedia, match="Crop it"):
-        QwenProcessor.of(ProcessorFiles()).picture(Size(1000, 1), ANY)
+        QwenProcessor.of(ProcessorFiles()).image_layout(Size(1000, 1), ANY)
 
 
 EVERY: list[tuple[str, Callable[[ProcessorFiles], MediaProcessor]]] = sorted(PROCESSORS.items())
@@ -241,9 +247,9 @@ def test_every_family_says_what_it_writes_and_where_features_go(
     ours = of(ProcessorFiles({"model_type": name}))
     assert "image" in ours.placeholders and all(each.sought in each.whole for each in ours.placeholders.values())
     for size in (Size(300, 200), Size(90, 1800)):
-        layout = ours.picture(size, ANY)
+        layout = ours.image_layout(size, ANY)
         assert layout.features > 0 and layout.grid.patches > 0
-        assert ours.picture(size, ImageLayoutOptions("low")).features <= layout.features
+        assert ours.image_layout(size, ImageLayoutOptions("low")).features <= layout.features
 
 
 @pytest.mark.parametrize(("name", "of"), EVERY)
@@ -253,9 +259,9 @@ def test_wishes_that_a_family_has_no_rule_for_are_refused_by_name(
     ours = of(ProcessorFiles({"model_type": name}))
     if not isinstance(ours, QwenProcessor):
         with pytest.raises(Unsupported, match="max_pixels"):
-            ours.picture(Size(64, 64), ImageLayoutOptions(max_pixels=1000))
+            ours.image_layout(Size(64, 64), ImageLayoutOptions(max_pixels=1000))
         with pytest.raises(Unsupported, match="as images"):
-            ours.clip(VideoHeader(Size(64, 64), 8, 8.0), VideoLayoutOptions())
+            ours.video_layout(VideoHeader(Size(64, 64), 8, 8.0), VideoLayoutOptions())
 
 
 def test_a_checkpoints_own_files_decide(tmp_path: Path) -> None:

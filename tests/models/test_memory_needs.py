@@ -71,7 +71,7 @@ def test_what_a_model_sees_with_is_counted_and_told_apart(device: Device, family
     pytest.importorskip("mlx_vlm")
     folder = (qwens if family.startswith("qwen") else tiled).saved(family, tmp_path / family)
     found = needs_of(folder, device)
-    assert found.weights == pytest.approx(load_model_adapter(folder, device, sees=True).weight_bytes, rel=0.03)
+    assert found.weights == pytest.approx(load_model_adapter(folder, device, with_vision=True).weight_bytes, rel=0.03)
     assert found.weights - found.tower == pytest.approx(load_model_adapter(folder, device).weight_bytes, rel=0.03)
     assert "--text-only leaves out" in describe_needs(found) and "--text-only" not in describe_needs(
         replace(found, tower=0)

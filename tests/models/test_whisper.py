@@ -66,16 +66,16 @@ def folder_of(target: Path, **changes: Any) -> Path:
 
 def test_a_window_is_window_alike_however_its_rows_are_cut() -> None:
     model = random_model()
-    whole = value_of(Whisper(model, CONFIG).listen(FRAMES))
+    whole = value_of(Whisper(model, CONFIG).encode(FRAMES))
     model.encoder._rows = 400
-    parts = value_of(Whisper(model, CONFIG).listen(FRAMES))
+    parts = value_of(Whisper(model, CONFIG).encode(FRAMES))
     for (keys, values), (others, other_values) in zip(whole, parts, strict=True):
         assert mx.allclose(keys, others, atol=1e-5) and mx.allclose(values, other_values, atol=1e-5)
 
 
 def test_tokens_score_the_same_one_by_one_and_at_once_and_after_going_back() -> None:
     whisper = Whisper(random_model(), CONFIG)
-    window = value_of(whisper.listen(FRAMES))
+    window = value_of(whisper.encode(FRAMES))
     tokens = [1, 5, 9, 2, 30]
     at_once = whisper.write(window).push(tokens, range(len(tokens)))
     writing = whisper.write(window)
@@ -87,7 +87,7 @@ def test_tokens_score_the_same_one_by_one_and_at_once_and_after_going_back() -> 
 
 def test_attention_scores_are_those_of_the_alignment_heads() -> None:
     whisper = Whisper(random_model(), CONFIG)
-    window = value_of(whisper.listen(FRAMES))
+    window = value_of(whisper.encode(FRAMES))
     writing = whisper.write(window)
     writing.push([4, 4, 4], [])
     scores = value_of(writing.attention([1, 5, 9]))
@@ -99,9 +99,9 @@ def test_a_folder_in_hugging_faces_form_is_loaded(tmp_path: Path) -> None:
     whisper = load_whisper(folder_of(tmp_path / "a"), current_device())
     assert asdict(whisper.config) == asdict(CONFIG)  # the upper half of the layers, where the files name no heads
     assert whisper.weight_bytes > 0 and whisper.window_bytes > 0
-    scores = whisper.write(value_of(whisper.listen(FRAMES))).push([1, 5], [1])
+    scores = whisper.write(value_of(whisper.encode(FRAMES))).push([1, 5], [1])
     plain = Whisper(random_model(), CONFIG)
-    assert np.allclose(scores, plain.write(value_of(plain.listen(FRAMES))).push([1, 5], [1]), atol=1e-2)
+    assert np.allclose(scores, plain.write(value_of(plain.encode(FRAMES))).push([1, 5], [1]), atol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def saved(folder: Path, model: WhisperModel, *, heads: list[list[int]] | None = 
 
 
 def scores(whisper: Whisper) -> FloatArray:
-    return whisper.write(value_of(whisper.listen(FRAMES))).push(TOKENS, range(len(TOKENS)))
+    return whisper.write(value_of(whisper.encode(FRAMES))).push(TOKENS, range(len(TOKENS)))
 
 
 def test_names_of_mlx_are_those_of_the_same_model(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, P
 def test_pictures_give_the_logits_of_transformers(oracle: tuple[torch.nn.Module, Path], kind: str) -> None:
     model, folder = oracle
     device = current_device() if kind == "cpu" else Device(kind, "acting", current_device().memory)
-    adapter = load_model_adapter(folder, device, dtype="float32", sees=True)
+    adapter = load_model_adapter(folder, device, dtype="float32", with_vision=True)
     tokens, items = prompt_with(read_processor(folder), 5, ["image", "image", "image"])
     marked = np.zeros(len(tokens), dtype=np.int64)
     for begin, end in (run for item in items for run in item.runs):

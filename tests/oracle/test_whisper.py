@@ -36,7 +36,7 @@ def test_packed_weights_of_mlx_audio_give_its_scores(tmp_path: Path, bits: int) 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper", **DIMS, "quantization": packing}))
     told = np.array(theirs.logits(mx.array([TOKENS]), theirs.embed_audio(mx.array(FRAMES)[None]))[0])
     ours = load_whisper(tmp_path, current_device(), dtype="float32")
-    scores = ours.write(value_of(ours.listen(FRAMES))).push(TOKENS, range(len(TOKENS)))
+    scores = ours.write(value_of(ours.encode(FRAMES))).push(TOKENS, range(len(TOKENS)))
     assert np.abs(scores - told).max() < 1e-3 * np.abs(told).max()
 
 
@@ -58,7 +58,7 @@ def test_scores_and_attention_are_those_of_transformers(tmp_path: Path) -> None:
             output_attentions=True,
         )
     ours = load_whisper(folder, current_device(), dtype="float32")
-    heard = value_of(ours.listen(FRAMES))
+    heard = value_of(ours.encode(FRAMES))
     scores = ours.write(heard).push(TOKENS, range(len(TOKENS)))
     assert np.allclose(scores, told.logits[0].numpy(), atol=2e-3)
     looks = value_of(ours.write(heard).attention(TOKENS))

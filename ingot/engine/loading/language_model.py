@@ -19,7 +19,7 @@ from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
-from ingot.distributed.group import JoinedGroup, RankShare, join_group, place_from_settings
+from ingot.distributed.group import JoinedGroup, RankShare, join_group, rank_config_from_settings
 from ingot.distributed.leader import LeaderAdapter, lead_group
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.core import LoadedModel
@@ -122,7 +122,7 @@ def load_language_model(
     total = share.own
     _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
-    target = load_target(settings, named, further, here, joined, total, sees=vision.sees)
+    target = load_target(settings, named, further, here, joined, total, with_vision=vision.with_vision)
     adapter, weights = target.adapter, target.weights
     context = _wanted_context(settings, adapter.context)
     vision_encoder = vision.vision_encoder(adapter.tower, total - weights)
@@ -159,7 +159,7 @@ def load_language_model(
         sparse=sparse,
         disk=prefix_cache_disk(settings, adapter, folder, codec, joined),
         codec=codec,
-        teller=make_kv_event_publisher(settings),
+        kv_event_sink=make_kv_event_publisher(settings),
         loras=target.loras,
     )
 
@@ -273,10 +273,10 @@ def load_target(
     joined: JoinedGroup | None,
     total: int,
     *,
-    sees: bool,
+    with_vision: bool,
 ) -> TargetModel:
     """Of `joined` ranks, rank 0's share, which has `total` bytes. Raises ModelError or ConfigError."""
-    plain, choice = _load_plain_model(settings, folder.path, further, here, joined, total, sees=sees)
+    plain, choice = _load_plain_model(settings, folder.path, further, here, joined, total, with_vision=with_vision)
     chosen_proposers = choose_proposers(choice, folder.path, plain, further, dtype=settings.dtype)
     draft = load_draft(settings, folder.path, plain, further)
     adapter = with_kv_codec(chosen_proposers.adapter, PairCodec(CodecName.parse(settings.kv_codec)))
@@ -292,18 +292,18 @@ def _load_plain_model(
     joined: JoinedGroup | None,
     total: int,
     *,
-    sees: bool,
+    with_vision: bool,
 ) -> tuple[ModelAdapter, SpeculationOptions]:
     """The model by itself, and who may propose for it."""
     choice = SpeculationOptions.parse(settings.speculate, settings.speculate_tokens)
     if joined is not None:
-        leading = load_as_leader(joined, settings, folder, here, total, sees=sees)
+        leading = load_as_leader(joined, settings, folder, here, total, with_vision=with_vision)
         return leading, options_among_ranks(choice, leading)
     # An EAGLE draft reads hidden states between layers.
     apart = "eagle" in further
     return (
         adapters.load_model_adapter(
-            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, sees=sees
+            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, with_vision=with_vision
         ),
         choice,
     )
@@ -318,7 +318,7 @@ RANKS_LOADING_S: Final = 3600.0
 
 def join_as_leader(settings: Settings) -> JoinedGroup | None:
     """None where the model runs in one process. Raises ConfigError."""
-    where = place_from_settings(settings)
+    where = rank_config_from_settings(settings)
     if where is None:
         return None
     if where.rank:
@@ -327,13 +327,13 @@ def join_as_leader(settings: Settings) -> JoinedGroup | None:
 
 
 def load_as_leader(
-    joined: JoinedGroup, settings: Settings, folder: Path, here: Device, total: int, *, sees: bool
+    joined: JoinedGroup, settings: Settings, folder: Path, here: Device, total: int, *, with_vision: bool
 ) -> LeaderAdapter:
     """Raises ModelError or ConfigError, or Unavailable where another rank is gone."""
-    if sees:
+    if with_vision:
         raise ModelError("Vision models are not run by several ranks: serve it with --text-only.")
     own = joined.load(folder, here, settings)
-    kept = joined.kept_form(own, settings)
+    kept = joined.record_form(own, settings)
     share = RankShare.of(own, total, {} if kept is None else kept.sizes)
     leading = lead_group(share, own, joined.links, joined.sharing.group, RANKS_LOADING_S)
     if kept is not None and not leading.whole.forgets:
@@ -391,10 +391,11 @@ LARGEST_IMAGE = Size(16_384, 16_384)
 
 @dataclass(frozen=True, slots=True)
 class VisionSupport:
-    """`sees`: whether the vision tower is to be loaded. `processor` is there also where it is not, but could be."""
+    """`with_vision`: whether the vision tower is to be loaded. `processor` is there also where it is not, but could
+    be."""
 
     processor: MediaProcessor | None
-    sees: bool
+    with_vision: bool
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -406,11 +407,11 @@ class VisionSupport:
             if settings.text_only:
                 return cls(
                     read_processor(folder),
-                    sees=False,
+                    with_vision=False,
                     notes=("text alone, as --text-only says: its vision tower is not loaded",),
                 )
             require_vision()
-            return cls(read_processor(folder), sees=True)
+            return cls(read_processor(folder), with_vision=True)
         notes = []
         if isinstance(config.get("vision_config"), dict):
             notes.append("text alone: its vision tower is of an unknown family")
@@ -418,12 +419,12 @@ class VisionSupport:
             name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given
         ]
         notes += [f"--{name} changes nothing: there is no vision tower here" for name in asked]
-        return cls(None, sees=False, notes=tuple(notes))
+        return cls(None, with_vision=False, notes=tuple(notes))
 
     @property
     def shown(self) -> tuple[MediaKind, ...]:
         """What it sees."""
-        return tuple(self.processor.placeholders) if self.sees and self.processor is not None else ()
+        return tuple(self.processor.placeholders) if self.with_vision and self.processor is not None else ()
 
     def vision_encoder(self, tower: VisionTower | None, free: int) -> VisionEncoder | None:
         """`free` are the bytes that weights leave. The tower is run once, so that nothing is left to compile."""
@@ -437,7 +438,7 @@ class VisionSupport:
         computed at once."""
         if vision_encoder is None or self.processor is None or not vision_encoder.tower.bidirectional:
             return
-        needed = self.processor.picture(LARGEST_IMAGE, ImageLayoutOptions()).features
+        needed = self.processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()).features
         if needed > widest:
             raise ConfigError(
                 f"an image of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "
@@ -455,7 +456,7 @@ def make_vision_memory(tower: VisionTower, processor: MediaProcessor, free: int)
     """Enough for the largest image that the model is shown, if that is no more than a share of what is free; half of
     it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
     own."""
-    largest = tower.needs(processor.picture(LARGEST_IMAGE, ImageLayoutOptions()))
+    largest = tower.needs(processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()))
     most = int(free * VISION_SHARE)
     work = min(2 * (largest.pixels + largest.work), most // 2)
     features = min(max(8 * largest.features, work), most // 2)

@@ -178,7 +178,7 @@ class SpecPrefill:
         length, selection = earlier.length, earlier.positions
         if length < len(sequence.prompt):
             like = sequence.with_prompt(sequence.prompt)
-            like.sight = sequence.sight
+            like.prompt_media = sequence.prompt_media
             like.thin(np.concatenate([selection, np.arange(length, len(sequence.prompt), dtype=np.int32)]))
             stored = self._prefix_cache.reusable_tokens(like)
             assert like.thinned is not None
@@ -250,7 +250,7 @@ class SpecPrefill:
 
 
 def _media_spans(sequence: TokenSequence) -> list[TokenRange]:
-    return [] if sequence.sight is None else sequence.sight.spans
+    return [] if sequence.prompt_media is None else sequence.prompt_media.spans
 
 
 TRIED_AGAIN_AFTER = 8

@@ -89,7 +89,7 @@ class TranslatedScorer(PromptScorer):
     def able(self, sequence: TokenSequence) -> bool:
         """Prompts with images cannot be translated."""
         own = self._own(sequence)
-        return sequence.sight is None and bool(own.prompt) and self._scorer.able(own)
+        return sequence.prompt_media is None and bool(own.prompt) and self._scorer.able(own)
 
     def score(self, sequence: TokenSequence) -> ScoringWork:
         assert sequence.translated is not None
@@ -142,7 +142,7 @@ class DraftScorer(PromptScorer):
 
     def unread(self, sequence: TokenSequence) -> int:
         own = draft_view_of(sequence)
-        return len(own.prompt) - self._model.reuse.known(own)
+        return len(own.prompt) - self._model.prefix_cache.known(own)
 
     def score(self, sequence: TokenSequence) -> ScoringWork:
         own = draft_view_of(sequence)
@@ -175,20 +175,24 @@ class DraftScorer(PromptScorer):
             self._model.release_all_rows()
         if not self._model.fits([_reserved_for(own)]):
             raise Overloaded("There is no memory to score this prompt with the draft model")
-        self._model.reuse.admit(own)
+        self._model.prefix_cache.admit(own)
         own.row = self._rows.new()
         self._own, self._used = own, True
-        self._model.reuse.restore(own)
+        self._model.prefix_cache.restore(own)
         self._model.make_room_for_running()
 
     def _read(self, own: TokenSequence) -> Generator[None, None, None]:
         """Prefill all but the last of its tokens, in pieces. A piece is awaited once the next one runs; the last is not
         awaited."""
-        reuse, budget, narrowing = self._model.reuse, self._model.budget, NarrowedAttention(self._rows, own.live_row)
+        prefix_cache, budget, narrowing = (
+            self._model.prefix_cache,
+            self._model.budget,
+            NarrowedAttention(self._rows, own.live_row),
+        )
         before: list[mx.array] = []
         while own.remaining > 1:
             began = time.monotonic()
-            stop = min(reuse.next_stop(own) - own.computed, budget.widest_pass(own.computed), self._width)
+            stop = min(prefix_cache.next_stop(own) - own.computed, budget.widest_pass(own.computed), self._width)
             width = min(own.remaining - 1, stop)
             tokens = mx.array(own.tokens[own.computed : own.computed + width], dtype=mx.uint32)
             with narrowing:
@@ -198,7 +202,7 @@ class DraftScorer(PromptScorer):
             mx.eval(before)
             before = running
             own.computed += width
-            reuse.keep(own)
+            prefix_cache.keep(own)
             self._pace(time.monotonic() - began, width)
             yield
 
@@ -242,7 +246,7 @@ class DraftScorer(PromptScorer):
                 mx.async_eval(token, self._rows.pending())
                 if len(written) == len(sampled) == 1:
                     own.computed += 1
-                    self._model.reuse.keep(own, last=True)
+                    self._model.prefix_cache.keep(own, last=True)
             read: list[int] = mx.concatenate(sampled).tolist()  # type: ignore[assignment]
             end = next((at for at, each in enumerate(read) if each in ends), len(read))
             written = [*written, *read[: end + 1]]
@@ -305,7 +309,7 @@ class AttentionCapture:
             state.query_observer = None
 
     def pending(self) -> list[mx.array]:
-        return [queries.turned for layer in self._queries.values() for queries in layer]
+        return [queries.rotated for layer in self._queries.values() for queries in layer]
 
     def scored(self, row: Row, tokens: int) -> PromptScores:
         """The scores of the row's first tokens, equal within a chunk: the largest share of attention that any head of
@@ -350,15 +354,15 @@ class KeySlices:
 
 def join_queries(passes: Sequence[AttentionQueries]) -> AttentionQueries:
     first = passes[0]
-    turned = first.turned if len(passes) == 1 else mx.concatenate([each.turned for each in passes])
-    return AttentionQueries(turned, first.scale, first.cap, first.sinks)
+    rotated = first.rotated if len(passes) == 1 else mx.concatenate([each.rotated for each in passes])
+    return AttentionQueries(rotated, first.scale, first.cap, first.sinks)
 
 
 def attention_shares(captured: AttentionQueries, state: AppendState, slices: KeySlices) -> mx.array:
     """[heads, queries, tokens]: the share of attention of each of the row's first tokens. Keys are read in slices."""
-    count, heads, size = captured.turned.shape
+    count, heads, size = captured.rotated.shape
     kv_heads = state.stored.heads
-    queries = (captured.scale * captured.turned.astype(mx.float32)).swapaxes(0, 1)
+    queries = (captured.scale * captured.rotated.astype(mx.float32)).swapaxes(0, 1)
     queries = queries.reshape(kv_heads, heads // kv_heads * count, size)
     products: list[mx.array] = []
     for index, tokens in slices.of(state.group):

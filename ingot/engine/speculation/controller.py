@@ -87,7 +87,7 @@ class DecodingRound:
     prompt_tokens: int  # in the same forward pass: then its time says nothing
     waited: bool  # it began when the tokens before it had been read: to verify drafts, or to ask for some in vain
     outcomes: tuple[DraftOutcome, ...]
-    made_graph: bool = False  # a graph was captured that later steps reuse: then its time says nothing, either
+    captured_graph: bool = False  # a graph was captured that later steps reuse: then its time says nothing, either
 
 
 NO_DRAFT: Final = DraftChoice(None, 0)
@@ -146,7 +146,7 @@ class SpeculationController:
         if self._fixed is not None:
             return
         self._add_to_budget(skipped * BUDGET_SHARE)
-        if round.prompt_tokens or round.made_graph:
+        if round.prompt_tokens or round.captured_graph:
             self._costs.interrupted()
         offers = [self._offer(outcome) for outcome in round.outcomes]
         if not round.prompt_tokens:
@@ -208,7 +208,7 @@ class SpeculationController:
         rows, drafted = round.rows, round.tokens - round.rows
         if self._costs.known:
             plain, expected = self._costs.plain(rows), self._costs.round(rows, drafted, depth)
-            if round.made_graph:
+            if round.captured_graph:
                 self._costs.graphs.captured(rows, drafted, round.seconds - expected)
                 return
             self._costs.graphs.ran(rows, drafted, plain)
@@ -216,7 +216,7 @@ class SpeculationController:
             if round.waited:
                 tokens = 1 + sum(one.accepted for one in round.outcomes) / rows
                 self._add_to_budget(tokens - min(round.seconds, MOST_SLOWDOWN * expected) / plain)
-        if not round.made_graph:
+        if not round.captured_graph:
             self._costs.observe(round.seconds, rows, drafted, depth, waited=round.waited)
 
     def _add_to_budget(self, gained: float) -> None:

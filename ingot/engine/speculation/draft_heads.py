@@ -27,7 +27,7 @@ from ingot.engine.vision_encoder import TokenSpan, visual_inputs
 
 LONGEST_HEAD_DRAFT = 8
 """Most draft tokens of a head that was trained for one, by chaining it."""
-MOST_WAITING_TOKENS = 64
+MOST_PENDING_TOKENS = 64
 """Pending tokens of an answer after which the head computes them, while no draft is wanted."""
 
 
@@ -110,14 +110,14 @@ class DraftHeadProposer:
         zeros = mx.zeros((1, self.head.size), mx.bfloat16)  # which is any float's zero, and widens none
         self._progress[sequence] = _HeadProgress(_row_of(sequence).length, [(zeros, 0, 1)])
 
-    def saw(self, sequence: TokenSequence, hidden: mx.array, begin: int, end: int) -> None:
+    def observe_hidden(self, sequence: TokenSequence, hidden: mx.array, begin: int, end: int) -> None:
         """A pass computes its next tokens, whose hidden states are hidden[begin:end]."""
         progress = self._progress[sequence]
         begin += max(0, progress.end - sequence.computed)
         if begin < end:
             progress.hidden.append((hidden, begin, end))
 
-    def settled(self, sequence: TokenSequence, length: int) -> None:
+    def truncate(self, sequence: TokenSequence, length: int) -> None:
         """Of what the last pass computed, the tokens before `length` were accepted."""
         self._progress[sequence].cut(length)
 
@@ -228,15 +228,17 @@ class DraftHeadProposer:
     def _position(self, sequence: TokenSequence, offset: int) -> int:
         if sequence.thinned is not None:
             return sequence.thinned.position(offset)
-        return sequence.sight.position(offset) if self.head.sees and sequence.sight is not None else offset
+        return (
+            sequence.prompt_media.position(offset) if self.head.sees and sequence.prompt_media is not None else offset
+        )
 
     def _batch(self, sequence: TokenSequence, offset: int, count: int) -> ForwardBatch:
         """The next so many tokens of a row. A token's KV has the position of the hidden state that it is computed from,
         which is the one before."""
         row, begin = _row_of(sequence), max(0, offset - 1)
-        positions = None if sequence.sight is None or not self.head.sees else sequence.sight.positions
-        if positions is not None and sequence.sight is not None:
-            own = sequence.sight.axes(positions, begin, offset + count - 1)
+        positions = None if sequence.prompt_media is None or not self.head.sees else sequence.prompt_media.positions
+        if positions is not None and sequence.prompt_media is not None:
+            own = sequence.prompt_media.axes(positions, begin, offset + count - 1)
             axes = own if offset else np.concatenate([positions[:, :1], own], axis=1)
             return ForwardBatch((row,), count, (offset,), (0,), mx.array(axes))
         if sequence.thinned is not None:

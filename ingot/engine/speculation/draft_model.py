@@ -62,7 +62,7 @@ class DraftModelProposer:
 
     def __init__(self, model: DraftModel, *, vocab: int) -> None:
         """`vocab` is the target's. Raises ModelError where the model cannot be a draft model."""
-        self.model, self.rows, self.reuse = model, model.rows, model.reuse
+        self.model, self.rows, self.prefix_cache = model, model.rows, model.prefix_cache
         if "recurrent" in self.rows.kinds:
             raise ModelError(
                 f"A model of type {model.adapter.family} cannot be a draft: its recurrent layers cannot rewind to the "
@@ -138,9 +138,9 @@ class DraftModelProposer:
         """Give it a row without rejected tokens, and with something left to compute."""
         own = reader.own
         if own.row is None:
-            self.reuse.admit(own)
+            self.prefix_cache.admit(own)
             own.row = self.rows.new()
-            self.reuse.restore(own)
+            self.prefix_cache.restore(own)
         self._rewind(reader, own.total - 1)
         own.computed = reader.row.length
 
@@ -149,7 +149,7 @@ class DraftModelProposer:
         own = reader.own
         if own.row is not None:
             self._rewind(reader, len(own.tokens))
-            self.reuse.keep(own, last=True)
+            self.prefix_cache.keep(own, last=True)
             self.rows.leave(own.row)
             own.row, own.decoding, own.computed, own.kept = None, False, 0, 0
 
@@ -193,7 +193,7 @@ class DraftModelProposer:
         order: list[_DraftReader] = []
         for parts in self.model.passes.of(list(readers), pieces):
             outputs.append(self._run(parts))
-            order += [readers[own] for part in parts if part.draws for own in part.sequences]
+            order += [readers[own] for part in parts if part.samples for own in part.sequences]
             mx.async_eval(outputs[-1], self.rows.pending())
         logits = mx.concatenate(outputs)
         return logits[mx.array([order.index(reader) for reader in ready])] if ready else logits
@@ -203,14 +203,14 @@ class DraftModelProposer:
         rows = [(part, own) for part in parts for own in part.sequences]
         tokens = [token for part, own in rows for token in own.tokens[own.computed : own.computed + part.width]]
         ends = list(accumulate(part.width for part, _ in rows))
-        at = [end - 1 for end, (part, _) in zip(ends, rows, strict=True) if part.draws]
+        at = [end - 1 for end, (part, _) in zip(ends, rows, strict=True) if part.samples]
         launched = [part.part for part in parts]
         logits = self._adapter.run(self.rows, mx.array(tokens, dtype=mx.uint32), launched, at or [ends[-1] - 1])
         for part, own in rows:
             own.computed += part.width
             if not own.decoding:
-                self.reuse.keep(own, last=part.draws)  # now: draft tokens behind it may be rejected
-                own.decoding = part.draws
+                self.prefix_cache.keep(own, last=part.samples)  # now: draft tokens behind it may be rejected
+                own.decoding = part.samples
         return logits if at else logits[:0]
 
     def _chain(
@@ -270,9 +270,9 @@ class DraftModel:
         self.rows = adapter.new_batch_state(budget.states)
         costs = StepCosts()
         costs.observe_prefill(1, 1.0)  # any cost will do: cached prefixes are compared only with each other
-        self.reuse = PrefixCache(self.rows, budget, costs, cache_bytes)
+        self.prefix_cache = PrefixCache(self.rows, budget, costs, cache_bytes)
         self.passes = PassPlanner(adapter, budget)
-        self._room = KVReservations(budget, self.reuse.reusable_pages)
+        self._room = KVReservations(budget, self.prefix_cache.reusable_pages)
         self._holders: list[tuple[Callable[[], Many[ReservedTokens]], Callable[[], None]]] = []
 
     def add_holder(self, reserved: Callable[[], Many[ReservedTokens]], give_way: Callable[[], None]) -> None:
@@ -291,14 +291,14 @@ class DraftModel:
 
     def make_room_for_running(self) -> None:
         """Evict cached prefixes that rows leave no room for."""
-        self.reuse.make_room_for_running(self._room.needed(self._reserved()))
+        self.prefix_cache.make_room_for_running(self._room.needed(self._reserved()))
 
     def _reserved(self) -> list[ReservedTokens]:
         return [each for reserved, _ in self._holders for each in reserved()]
 
     def check(self) -> None:
         self.rows.check()
-        self.reuse.check()
+        self.prefix_cache.check()
         assert self.rows.count == len(self._reserved()), "a row of the draft model was lost"
 
 

@@ -83,7 +83,7 @@ class Speculation:
         rows = [row for row in running if row.decoding] if self._proposers else []
         return self._is_due(rows) and any(choice.count for choice in self._choose(rows, 0))
 
-    def guess(self, plan: StepPlan, *, waited: bool) -> StepDrafts:
+    def draft(self, plan: StepPlan, *, waited: bool) -> StepDrafts:
         """Draft tokens for sequences that decode and whose tokens are all known; the step will verify them.
 
         `waited`: the device has nothing to do meanwhile, as the tokens of the step before were read first.
@@ -102,9 +102,9 @@ class Speculation:
         tokens = sum(row.remaining for row in plan.decode)
         return StepDrafts(len(plan.decode), tokens, prompt_tokens, waited or bool(drafts), drafts)
 
-    def learn(self, drafts: StepDrafts, seconds: float, *, made_graph: bool = False) -> None:
+    def learn(self, drafts: StepDrafts, seconds: float, *, captured_graph: bool = False) -> None:
         """The outcome of a step, which took so long from where the tokens before it were known, or from its beginning
-        if that was later, to where its own were; `made_graph`: it captured a graph that others will reuse."""
+        if that was later, to where its own were; `captured_graph`: it captured a graph that others will reuse."""
         if not self._proposers or not drafts.rows or self._is_skipped(drafts):
             return
         began = self._clock()
@@ -115,11 +115,13 @@ class Speculation:
         for outcome in outcomes:
             self._counts.add(outcome.proposed, outcome.accepted)
         tokens = drafts.tokens + sum(outcome.proposed for outcome in outcomes)
-        if made_graph:
+        if captured_graph:
             self._counts.made += 1
         elif not drafts.prompt_tokens:
             self._counts.ran(drafts.rows, tokens, seconds)
-        round = DecodingRound(seconds, drafts.rows, tokens, drafts.prompt_tokens, drafts.waited, outcomes, made_graph)
+        round = DecodingRound(
+            seconds, drafts.rows, tokens, drafts.prompt_tokens, drafts.waited, outcomes, captured_graph
+        )
         self._controller.observe(round, self._skipped)
         self._skipped = 0
         for row in drafts.drafts:

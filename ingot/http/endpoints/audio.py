@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.engine.speech_request import Segment, SpeechAudio, SpeechEnded, TranscriptionEnded
 from ingot.http.accounting import TaskAccount
-from ingot.http.body import HeldBody, read_form
+from ingot.http.body import RequestBody, read_form
 from ingot.http.edge import reply_of
 from ingot.http.endpoints.generation import BodyEndpoint
 from ingot.http.request_lifetime import RequestLifetime, background_task
@@ -24,8 +24,8 @@ from ingot.http.streaming import (
     StreamedResponse,
     StreamFraming,
     WholeResponse,
-    ending_in_words,
     frame_bare_event,
+    reporting_errors,
 )
 from ingot.http.tenants import check_model_allowed
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES, audio_writer
@@ -40,7 +40,7 @@ ReadTranscriptionForm = Callable[[Mapping[str, Any], ServedTaskModel, str], Tran
 
 
 class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
-    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, out = reply_of(scope), StreamedResponse(send, BARE_EVENTS, self.service.shared_state.settings)
         whole = WholeResponse(answer, send, self.service.shared_state.settings)
         served = self.service.served_for(answer.tenant)
@@ -62,16 +62,16 @@ class TranscriptionEndpoint(BodyEndpoint[ModelService, ReadTranscriptionForm]):
                 finally:
                     stream.close()
 
-        async with ending_in_words(answer, whole, out):
+        async with reporting_errors(answer, whole, out):
             await self.service.shared_state.live.run(
                 RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
             )
 
-    async def _read(self, body: HeldBody, scope: Scope, served: ServedTaskModel) -> TranscriptionTask:
+    async def _read(self, body: RequestBody, scope: Scope, served: ServedTaskModel) -> TranscriptionTask:
         answer, content_type = reply_of(scope), Headers(scope=scope).get("content-type", "")
         raw = body.raw
         # The audio is held until it is transcribed, and its bytes count until then.
-        body.let_go(kept=True)
+        body.release(kept=True)
         return await self.service.shared_state.prepare_slow(
             lambda: self.read(read_form(raw, content_type), served, answer.id), answer.tenant
         )
@@ -106,14 +106,14 @@ ReadSpeech = Callable[[Any, ServedTaskModel, str], SpeechTask]
 
 
 class SpeechEndpoint(BodyEndpoint[ModelService, ReadSpeech]):
-    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer, settings = reply_of(scope), self.service.shared_state.settings
         served = self.service.served_for(answer.tenant)
         out = StreamedResponse(send, BARE_EVENTS, settings)
 
         async def work() -> None:
             job = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
-            body.let_go()
+            body.release()
             check_model_allowed(served.card.name, self.service.shared_state.tenants.key_of(answer.tenant), answer)
             with TaskAccount(self.service, answer, self.operation.span) as request:
                 stream = cast("TextToSpeechEngine", self.service.engine).speak(job.request)
@@ -127,7 +127,7 @@ class SpeechEndpoint(BodyEndpoint[ModelService, ReadSpeech]):
                 finally:
                     stream.close()
 
-        async with ending_in_words(answer, WholeResponse(answer, send, settings), out):
+        async with reporting_errors(answer, WholeResponse(answer, send, settings), out):
             await self.service.shared_state.live.run(RequestLifetime(receive, settings.request_timeout_s), work)
 
 

@@ -14,12 +14,12 @@ from starlette.types import Receive, Scope, Send
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import Unavailable
 from ingot.http.accounting import open_stream
-from ingot.http.body import FORM_TYPE, JSON_TYPE, HeldBody
+from ingot.http.body import FORM_TYPE, JSON_TYPE, RequestBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.request_lifetime import RequestLifetime, background_task
 from ingot.http.service import GenerationService, ModelService
-from ingot.http.streaming import StreamedResponse, WholeResponse, ending_in_words, framing_of
+from ingot.http.streaming import StreamedResponse, WholeResponse, framing_of, reporting_errors
 from ingot.protocol.chat.answers import GenerationTask, StreamedAnswer, WholeAnswer
 from ingot.protocol.operations import Operation, load
 from ingot.protocol.served import ServedModel
@@ -45,12 +45,12 @@ class BodyEndpoint(Generic[S, R]):
         async with self.service.shared_state.bodies.reading(scope, receive, self._media_type) as body:
             await self.answer(body, scope, receive, send)
 
-    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
 
 class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
-    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         request_id = noted.id
         out = StreamedResponse(send, framing_of(self.operation), self.service.shared_state.settings)
@@ -63,7 +63,7 @@ class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
             nonlocal telling
             served = self.service.served_for(noted.tenant)
             job = await self.service.read(body.raw, lambda value: self.read(value, served, request_id), noted.tenant)
-            body.let_go(kept=isinstance(job, GenerationTask) and bool(job.request.media))
+            body.release(kept=isinstance(job, GenerationTask) and bool(job.request.media))
             if isinstance(job, Struct):
                 await JsonResponse(job)(scope, receive, send)
                 return
@@ -80,7 +80,7 @@ class GenerationEndpoint(BodyEndpoint[GenerationService, ReadGenerationBody]):
                 stream.close()
 
         exchange = RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s, noted)
-        async with ending_in_words(noted, whole, out, lambda error: telling.failed(error) if telling else ()):
+        async with reporting_errors(noted, whole, out, lambda error: telling.failed(error) if telling else ()):
             await self.service.shared_state.live.run(exchange, answer)
 
 

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ingot.http.accounting import TaskAccount
-from ingot.http.body import HeldBody
+from ingot.http.body import RequestBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import reply_of
 from ingot.http.endpoints.generation import BodyEndpoint
 from ingot.http.request_lifetime import RequestLifetime
 from ingot.http.service import ModelService
-from ingot.http.streaming import WholeResponse, ending_in_words
+from ingot.http.streaming import WholeResponse, reporting_errors
 from ingot.http.tenants import check_model_allowed
 from ingot.protocol.pooling import EncodingTask
 from ingot.protocol.served import ServedTaskModel
@@ -28,7 +28,7 @@ ReadEncodingBody = Callable[[Any, ServedTaskModel, str], EncodingTask]
 
 
 class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
-    async def answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
         answer = reply_of(scope)
         served = self.service.served_for(answer.tenant)
         whole = WholeResponse(answer, send, self.service.shared_state.settings)
@@ -36,7 +36,7 @@ class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
 
         async def work() -> None:
             task = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
-            body.let_go()
+            body.release()
             key, tokens = self.service.shared_state.tenants.key_of(answer.tenant), task.request.tokens
             card = served.card
             check_model_allowed(card.name, key, answer)
@@ -51,7 +51,7 @@ class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
             content = await anyio.to_thread.run_sync(task.make_body, encoded)
             await Response(content, media_type="application/json")(scope, receive, whole.send)
 
-        async with ending_in_words(answer, whole):
+        async with reporting_errors(answer, whole):
             await self.service.shared_state.live.run(
                 RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
             )

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ingot.errors import BadRequest, IngotError, NotFound, Stopping, Unavailable
-from ingot.http.body import HeldBody
+from ingot.http.body import RequestBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import JsonResponse, Reply, as_ingot_error, reply_of
 from ingot.http.request_lifetime import RequestLifetime
@@ -24,7 +24,7 @@ from ingot.http.response_runs import RESPONSE_EVENTS, ResponseRun, stream_respon
 from ingot.http.response_store import ResponseRuns, TenantResponses
 from ingot.http.service import GenerationService
 from ingot.http.shared_state import SharedState
-from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse, ending_in_words
+from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse, reporting_errors
 from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent, ResponseTokens
 from ingot.protocol.responses.request import (
     ITEMS_QUERY,
@@ -209,7 +209,7 @@ class CreateResponseEndpoint:
         async with self._service.shared_state.bodies.reading(scope, receive) as body:
             await self._answer(body, scope, receive, send)
 
-    async def _answer(self, body: HeldBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
         noted = reply_of(scope)
         out = StreamedResponse(send, RESPONSE_EVENTS, self._service.shared_state.settings)
         whole = WholeResponse(noted, send, self._service.shared_state.settings)
@@ -232,10 +232,10 @@ class CreateResponseEndpoint:
                 await JsonResponse(run.body())(scope, receive, whole.send)
 
         exchange = RequestLifetime(receive, self._service.shared_state.settings.request_timeout_s, noted)
-        async with ending_in_words(noted, whole, out, lambda error: run.plan.composer.failed(error) if run else ()):
+        async with reporting_errors(noted, whole, out, lambda error: run.plan.builder.failed(error) if run else ()):
             await self._service.shared_state.live.run(exchange, answer)
 
-    async def _start_run(self, body: HeldBody, noted: Reply) -> ResponseRun:
+    async def _start_run(self, body: RequestBody, noted: Reply) -> ResponseRun:
         responses, service = self._responses, self._service
         if wants_capture(service.captures, noted.scope):
             noted.body = body.raw
@@ -245,7 +245,7 @@ class CreateResponseEndpoint:
             lambda value: read_response(value, served, noted.id, responses.around(noted.tenant)),
             noted.tenant,
         )
-        body.let_go(kept=bool(plan.first.request.media))
+        body.release(kept=bool(plan.first.request.media))
         run = ResponseRun(service, plan, noted, responses.call, responses.keep)
         await run.start()
         return run
@@ -293,7 +293,7 @@ class CreateResponseEndpoint:
             end_lease()
 
     def _fail(self, run: ResponseRun, error: IngotError) -> None:
-        run.plan.composer.failed(error)
+        run.plan.builder.failed(error)
         self._responses.store_now(run)
 
 

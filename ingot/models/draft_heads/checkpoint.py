@@ -36,7 +36,7 @@ from ingot.upstream import model_classes, packing_of
 
 HEAD_FILE = "model-mtp.safetensors"
 """What ingot itself calls a head's file."""
-HEAD_PLACES = (HEAD_FILE, "mtp.safetensors", "mtp")
+HEAD_FILES = (HEAD_FILE, "mtp.safetensors", "mtp")
 """Files in a model's folder, and a subfolder, that hold its head and nothing else."""
 OUTER_PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.")
 """What the names of a model's layers may begin with."""
@@ -75,7 +75,7 @@ def find_head(folder: Path, config: Mapping[str, Any]) -> HeadSource | None:
     wiring = mtp_spec_of(str(config.get("model_type")))
     if wiring is None:
         return None
-    separate = (find_head_in(folder / name, config) for name in HEAD_PLACES if (folder / name).exists())
+    separate = (find_head_in(folder / name, config) for name in HEAD_FILES if (folder / name).exists())
     return next((found for found in separate if found is not None), None) or _head_among_weights(folder, config, wiring)
 
 

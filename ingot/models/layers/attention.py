@@ -39,7 +39,7 @@ less is computed for nothing, and less exists at once."""
 class AttentionQueries:
     """The queries [tokens, heads, size] of a layer, rotated to their positions, and how attention scores them."""
 
-    turned: mx.array
+    rotated: mx.array
     scale: float
     cap: float | None
     sinks: mx.array | None  # [heads]
@@ -87,7 +87,7 @@ class MixedAttention(nn.Module):
         ):
             return self._forward_parts(x, masks, state, mixed)
         choosing = self._project_queries(x[:, QUERY_STRIDE - 1 :: QUERY_STRIDE], _page_choice_batch(mixed))
-        with state.selecting_pages(choosing.turned, choosing.scale, mixed):
+        with state.selecting_pages(choosing.rotated, choosing.scale, mixed):
             return self._forward_parts(x, masks, state, mixed)
 
     def _project_queries(self, x: mx.array, mixed: MixedBatch) -> AttentionQueries:

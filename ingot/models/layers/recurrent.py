@@ -52,9 +52,9 @@ class NativeRecurrence(_StatefulMixer):
     _lora_mapping: LoraMapping | None = None
 
     def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
-        state.gives_earlier_states = True
+        state.returns_earlier_states = True
         y, *parts = self._advance(x, state.lend(*self._state_shapes), state.pieces, state.wanted)
-        state.take_back_parts(parts)
+        state.return_parts(parts)
         return y
 
     def _advance(self, x: mx.array, parts: list[mx.array], pieces: Sequence[TokenSpan], earlier: int) -> list[mx.array]:
@@ -214,7 +214,7 @@ class KernelGatedDelta(_StatefulMixer):
         tails, states = state.lend(shape.tail, shape.state)
         convolved = self._kernels.convolve(channels, spans, tails)
         read, _ = self._kernels.advance(convolved, decays, strengths, spans, states)
-        state.take_back_parts([tails, states])
+        state.return_parts([tails, states])
         return read
 
     def _project(self, x: mx.array) -> DeltaProjections:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.image_processors import ProcessorFiles, stated_side
+from ingot.media.image_processors import ProcessorFiles, config_side
 from ingot.media.images import Pixels, View
 from ingot.media.layout import Layout, Size
 from ingot.models.vision.qwen import CLIP_NORMALIZATION
@@ -53,9 +53,9 @@ LLAVA_LANGUAGE: Final = LanguagePart(None, LANGUAGE_PREFIXES)
 
 
 def llava_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
-    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
+    normal = PixelNormalization.stated(files.image_config, *CLIP_NORMALIZATION)
     whole = model.config.vision_config.image_size
-    shorter = stated_side(files.pictures, "size", whole) if files.pictures.get("do_center_crop", True) else None
+    shorter = config_side(files.image_config, "size", whole) if files.image_config.get("do_center_crop", True) else None
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
         return single_view(size, layout) if shorter is None else ((scale_to_shorter_side(size, shorter),),)
@@ -70,7 +70,7 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
     """Raises ModelError where the config selects features that are not of the canvas."""
     if model.config.vision_feature_select_strategy != "default":
         raise ModelError("vision_feature_select_strategy other than default is not supported: tiles have no class.")
-    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
+    normal = PixelNormalization.stated(files.image_config, *CLIP_NORMALIZATION)
 
     def side_of(layout: Layout) -> int:
         return int(layout.grid.h * model.config.vision_config.patch_size)
@@ -171,7 +171,7 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
     stated, layers = vision.embeddings.config, vision.encoder.layers[:-1]
     ahead = {"first": vision.embeddings.class_embedding, "opening": vision.pre_layrnorm}
     vit = clip_vit(vision, layers, stated.num_attention_heads, device, **ahead)
-    normal = PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION)
+    normal = PixelNormalization.stated(files.image_config, *CLIP_NORMALIZATION)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
         return ((fill_canvas(size, layout.size),),)
@@ -245,7 +245,7 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         (model.vision_tower, model.multi_modal_projector),
         stated.patch_size,
         int(model.config.text_config.hidden_size),
-        PixelNormalization.stated(files.pictures, *CLIP_NORMALIZATION),
+        PixelNormalization.stated(files.image_config, *CLIP_NORMALIZATION),
         gather=lambda states, layout: merge_patches(states, layout, merge),
         project=project,
         rotation=lambda layout: pixtral_rotation(layout.grid.h, layout.grid.w, stated.head_dim, stated.rope_theta),

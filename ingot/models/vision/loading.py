@@ -253,10 +253,10 @@ class _GreyImage:
 
 def warm_up_vision_tower(tower: VisionTower, processor: MediaProcessor) -> None:
     """Encode a small grey image, or as much of it as there is time for. For the engine thread."""
-    layout = processor.picture(WARM_UP_SIZE, ImageLayoutOptions())
+    layout = processor.image_layout(WARM_UP_SIZE, ImageLayoutOptions())
     runs = ((0, layout.features),)
     end = time.process_time() + LONGEST_WARM_UP_S
-    for arrays in tower.look(tower.pixels(MediaItem("image", b"", runs, layout, _GreyImage())), layout):
+    for arrays in tower.encode(tower.pixels(MediaItem("image", b"", runs, layout, _GreyImage())), layout):
         mx.eval(*arrays)
         if time.process_time() > end:
             return

@@ -59,8 +59,8 @@ class QwenVisionTower:
         self._slicing = WorkSlicing.on(device)
         self._windows = _window_finder(vision, self._merge, self._patch)
         defaults = () if str(config["model_type"]).startswith("qwen3") else CLIP_NORMALIZATION
-        self._normalize_image = PixelNormalization.stated(files.pictures, *defaults)
-        self._normalize_video = PixelNormalization.stated(files.clips or files.pictures, *defaults)
+        self._normalize_image = PixelNormalization.stated(files.image_config, *defaults)
+        self._normalize_video = PixelNormalization.stated(files.video_config or files.image_config, *defaults)
         self.axes = _mrope_axes(config)
         self._pace = float(stated.tokens_per_second) if config["model_type"] == "qwen2_5_vl" else None
         self._out = int(config.get("text_config", config).get("hidden_size") or config["hidden_size"])
@@ -104,7 +104,7 @@ class QwenVisionTower:
 
     # Features
 
-    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
+    def encode(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         grid = layout.grid
         frame = grid.h * grid.w
         together = max(1, PATCHES_TOGETHER // frame)

@@ -35,7 +35,7 @@ BILINEAR: Final = 2
 
 def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     """Raises ModelError where the checkpoint needs pan and scan."""
-    if files.pictures.get("do_pan_and_scan"):
+    if files.image_config.get("do_pan_and_scan"):
         raise ModelError("do_pan_and_scan of preprocessor_config.json is not supported: images are encoded whole.")
     vision, projector = model.vision_tower.vision_model, model.multi_modal_projector
     stated = model.config.vision_config
@@ -59,7 +59,7 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         (model.vision_tower, projector),
         stated.patch_size,
         hidden,
-        PixelNormalization.stated(files.pictures, resample=BILINEAR),
+        PixelNormalization.stated(files.image_config, resample=BILINEAR),
         gather=pool,
         project=project,
         bidirectional=True,
@@ -84,7 +84,7 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
     heads = stated.num_attention_heads
     vit = clip_vit(vision, vision.encoder.layers, heads, device, closing=vision.post_layernorm)
     rules = IdeficsProcessor.of(files)
-    normal = PixelNormalization.stated(files.pictures, resample=LANCZOS)
+    normal = PixelNormalization.stated(files.image_config, resample=LANCZOS)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:
         """Resized twice for tiles, and once more for the whole, as the family's own processor does."""
@@ -150,7 +150,7 @@ def _internvl_tower(
     model: Any, files: ProcessorFiles, vit: Vit, modules: tuple[Any, ...], project: RowFunction
 ) -> TiledVisionTower:
     stated = model.config.vision_config
-    normal = PixelNormalization.stated(files.pictures, *IMAGENET_NORMALIZATION)
+    normal = PixelNormalization.stated(files.image_config, *IMAGENET_NORMALIZATION)
     along, side = round(1 / model.config.downsample_ratio), int(stated.image_size)
 
     def views(size: Size, layout: Layout) -> Sequence[View]:

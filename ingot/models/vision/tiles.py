@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.media.image_processors import StatedConfig
+from ingot.media.image_processors import ConfigObject
 from ingot.media.images import BICUBIC, Pixels, View
 from ingot.media.items import MediaItem
 from ingot.media.layout import Layout, Size
@@ -71,7 +71,7 @@ class PixelNormalization:
     @classmethod
     def stated(
         cls,
-        stated: StatedConfig,
+        stated: ConfigObject,
         mean: Sequence[float] = _HALF,
         deviation: Sequence[float] = _HALF,
         resample: int = BICUBIC,
@@ -131,7 +131,7 @@ class TiledVisionTower:
         blocks = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4)
         return blocks.reshape(rows * columns, patch * patch * 3)
 
-    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
+    def encode(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         tiles, patches, _ = pixels.shape
         together = max(1, TILE_PATCHES_TOGETHER // patches)
         angles = None if self.rotation is None else self.rotation(layout)

@@ -2,7 +2,7 @@
 
 A `VisionTower` encodes an image or a video of a request into features that replace the embeddings of its placeholder
 tokens. A family is a class with this interface and a line in `loading`. Until pixels are needed, everything depends on
-an item's layout alone, so that memory is known from headers. `look` is for the engine thread alone.
+an item's layout alone, so that memory is known from headers. `encode` is for the engine thread alone.
 
 `VisualInputs` are the features of a forward pass; some families add further ones to the hidden states behind the
 model's first layers (`DeepStack`). `LanguagePart` describes the language model of a checkpoint where mlx-lm has no
@@ -68,7 +68,7 @@ class EncodingBytes:
 
 
 class VisionTower(Protocol):
-    """`views`, `pixels`, `needs` and `positions` are for any thread; `look` is for the engine thread alone."""
+    """`views`, `pixels`, `needs` and `positions` are for any thread; `encode` is for the engine thread alone."""
 
     @property
     def modules(self) -> Sequence[Any]:
@@ -96,7 +96,7 @@ class VisionTower(Protocol):
     def pixels(self, item: MediaItem) -> PixelArray:
         """Its frames resized, normalised and cut as the family's own processor does. Raises BadMedia."""
 
-    def look(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
+    def encode(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
         """The features of `pixels`, of an item of this layout."""
 
     def needs(self, layout: Layout) -> EncodingBytes: ...
@@ -104,14 +104,14 @@ class VisionTower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VisualInputs:
-    places: mx.array  # [n]: indices of tokens in the pass
+    indices: mx.array  # [n]: indices of tokens in the pass
     embeddings: mx.array  # [n, hidden size]
     deep: tuple[mx.array, ...] = ()  # of the same shape; see `VisionFeatures`
 
     def over(self, embedded: mx.array) -> mx.array:
         """Embeddings of tokens [rows, width, size], with features in their places."""
         flat = embedded.reshape(-1, embedded.shape[-1])
-        flat[self.places] = self.embeddings.astype(embedded.dtype)
+        flat[self.indices] = self.embeddings.astype(embedded.dtype)
         return flat.reshape(embedded.shape)
 
     def behind(self, layers: DeepStack | None) -> AbstractContextManager[None]:
@@ -119,7 +119,7 @@ class VisualInputs:
         if not self.deep:
             return nullcontext()
         assert layers is not None, "the model's first layers were not swapped"
-        return layers.adding(self.places, self.deep)
+        return layers.adding(self.indices, self.deep)
 
 
 class DeepStack:
@@ -130,9 +130,9 @@ class DeepStack:
         self._features: tuple[mx.array, ...] = ()
 
     @contextmanager
-    def adding(self, places: mx.array, features: tuple[mx.array, ...]) -> Iterator[None]:
+    def adding(self, indices: mx.array, features: tuple[mx.array, ...]) -> Iterator[None]:
         """Behind layer i, features[i] [places, size] at those of the pass's tokens."""
-        self._indices, self._features = places, features
+        self._indices, self._features = indices, features
         try:
             yield
         finally:

@@ -33,8 +33,8 @@ from ingot.protocol.anthropic.messages import (
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote
 from ingot.protocol.chat.ask import (
     ABOUT_STRICT,
-    ChatAsk,
     ChatFieldNames,
+    ChatInput,
     ForcedToolChoice,
     ThinkingOptions,
     ToolChoice,
@@ -292,11 +292,11 @@ class MessagesPromptBody:
         system = () if self.system is None or isinstance(self.system, str) else self.system
         return any(each.cache_control is not None for each in (self, *self.tools, *system, *blocks))
 
-    def ask(self, served: ServedModel, reading: BodyReading) -> tuple[ChatAsk, AppliedEdits | None]:
+    def ask(self, served: ServedModel, reading: BodyReading) -> tuple[ChatInput, AppliedEdits | None]:
         messages = messages_to_chat(self.system, self.messages, served.seal, reading)
         edits = None if self.context_management is None else AppliedEdits(self._edit(messages, served, reading))
         choice, loaded = self.tool_choice, loaded_tool_names(self.messages)
-        ask = ChatAsk(
+        ask = ChatInput(
             messages=messages,
             tools=tuple(tool.tool for tool in self.tools if not tool.defer_loading or tool.name in loaded),
             choice="auto" if choice is None else choice.choice,

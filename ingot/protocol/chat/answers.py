@@ -466,7 +466,9 @@ class ConversationTurn:
         if not tokens:
             return
         calls = [(call.id, call.name, call.content) for call in answer.calls]
-        thread = key_with_answer(self._prompt.thread, self._prompt.begun + text, calls, ids=self._prompt.call_ids)
+        thread = key_with_answer(
+            self._prompt.thread, self._prompt.continued_text + text, calls, ids=self._prompt.call_ids
+        )
         self._served.answers.keep(thread, self._prompt.opening, tokens, answer.thinking, end.missing)
 
     def _answer_tokens(self, end: SequenceEnded, answer: str) -> Sequence[int]:

@@ -1,7 +1,7 @@
 """A chat request independent of its protocol: messages, tools, thinking, the format of the answer.
 
-Every chat protocol turns its body into a `ChatAsk`; `prepare_chat` turns that into an engine request. Here too are the
-wire formats that several protocols share: response formats as OpenAI and vLLM describe them, thinking options, and
+Every chat protocol turns its body into a `ChatInput`; `prepare_chat` turns that into an engine request. Here too are
+the wire formats that several protocols share: response formats as OpenAI and vLLM describe them, thinking options, and
 custom tools, which take one text and are shown to the model as functions with one string parameter.
 """
 
@@ -82,7 +82,7 @@ def json_output(schema: Mapping[str, Any] | None) -> OutputGrammar:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAsk:
+class ChatInput:
     """`messages` are dicts in OpenAI's format: role, content, tool_calls, tool_call_id, reasoning_content."""
 
     messages: list[dict[str, Any]]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ingot.engine.request import Request, Sampling, SpecPrefillRequest, Stop
-from ingot.protocol.chat.ask import ChatAsk
+from ingot.protocol.chat.ask import ChatInput
 from ingot.protocol.chat.preparation import PreparedChat
 from ingot.protocol.chat.sampling_defaults import with_sampling_defaults
 from ingot.protocol.chat.specprefill import ABOUT_SPECPREFILL, ABOUT_SPECPREFILL_KEEP, specprefill_ask
@@ -31,7 +31,7 @@ from ingot.protocol.schema.model_fields import (
     TokenIdsField,
     stop_strings_of,
 )
-from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses
+from ingot.protocol.schema.objects import Is, IsSet, Never, Not, ObjectOf, accepts, refuses
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME
 from ingot.text.prompt.assembly import Prompt
@@ -51,7 +51,7 @@ LOGIT_BIAS = LogitBiasesField(bounds.LOGIT_BIAS, bounds.LOGIT_BIAS_ENTRIES), "Ad
 ABOUT_LOGPROBS = "Return the log-probability of each token."
 ABOUT_TOP_LOGPROBS = "Return those of this many likeliest tokens too; needs `logprobs`."
 NEEDS_LOGPROBS = Never(
-    (IsGiven("top_logprobs"), Not(Is("logprobs", True))),
+    (IsSet("top_logprobs"), Not(Is("logprobs", True))),
     "top_logprobs needs logprobs to be true.",
     param="top_logprobs",
 )
@@ -123,7 +123,7 @@ class RequestFields:
         default=0,
     )
 
-    def remembering(self, ask: ChatAsk) -> ChatAsk:
+    def remembering(self, ask: ChatInput) -> ChatInput:
         """`ask` with this request's cache settings, under which past answers are looked up."""
         return replace(ask, salt=self.cache_salt, remembers=self.cache != "off")
 

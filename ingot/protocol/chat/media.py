@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from ingot.engine.speech_request import TranscribedText, UntranscribedAudio, known_transcripts
+from ingot.engine.speech_request import TranscribedText, UntranscribedAudio, cached_transcripts
 from ingot.errors import BadMedia, BadRequest, Unsupported
 from ingot.media import bounds, fetch
 from ingot.media.audio import AudioFile
@@ -103,7 +103,7 @@ def _read_video(url: str, path: str, reading: BodyReading) -> Video:
 
 
 def _read_audio(text: str, path: str, reading: BodyReading) -> TranscribedText:
-    transcripts = known_transcripts.get()
+    transcripts = cached_transcripts.get()
     if transcripts is None:
         raise Unsupported(f"{path}: audio is not transcribed at this address.", param=path)
     data = _bytes_of_base64(text)

@@ -18,8 +18,8 @@ from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.media.items import MediaItem
 from ingot.protocol.chat.answers import ConversationTurn
 from ingot.protocol.chat.ask import (
-    ChatAsk,
     ChatFieldNames,
+    ChatInput,
     ForcedToolChoice,
     ThinkingOptions,
     ToolDefinition,
@@ -67,7 +67,7 @@ class PreparedChat:
         return (self.prompt if self.source is None else self.source,)
 
 
-def prepare_chat(served: ServedModel, ask: ChatAsk, *, names: ChatFieldNames = ChatFieldNames()) -> PreparedChat:  # noqa: B008  (frozen)
+def prepare_chat(served: ServedModel, ask: ChatInput, *, names: ChatFieldNames = ChatFieldNames()) -> PreparedChat:  # noqa: B008  (frozen)
     """Renders, tokenizes and compiles: not for an event loop. Errors name the field."""
     ask, format = switch_thinking(served, ask), _answer_format(served, ask)
     tools = shown_tools(format, ask, ask.history or served.history, names)
@@ -93,9 +93,9 @@ def prepare_chat(served: ServedModel, ask: ChatAsk, *, names: ChatFieldNames = C
     return PreparedChat(prompt.tokens, parsing if needs_parsing else None, grammar, ignored, prompt, turn, thinks)
 
 
-def render_asked_prompt(
+def render_chat_prompt(
     served: ServedModel,
-    ask: ChatAsk,
+    ask: ChatInput,
     *,
     names: ChatFieldNames = ChatFieldNames(),  # noqa: B008  (frozen)
     add_special: bool = False,
@@ -109,7 +109,7 @@ def render_asked_prompt(
 
 def _render_prompt(
     served: ServedModel,
-    ask: ChatAsk,
+    ask: ChatInput,
     format: Format,
     tools: tuple[ToolDefinition, ...],
     thinking: ThinkingOptions,
@@ -136,7 +136,7 @@ def _render_prompt(
         raise
 
 
-def _answer_format(served: ServedModel, ask: ChatAsk) -> Format:
+def _answer_format(served: ServedModel, ask: ChatInput) -> Format:
     format = served.format
     if ask.tool_format is not None:
         format = replace(format_by_name(ask.tool_format, param="tool_format"), thinking=format.thinking)
@@ -149,7 +149,7 @@ def compile_answer_grammar(
     served: ServedModel,
     format: Format,
     tools: tuple[ToolDefinition, ...],
-    ask: ChatAsk,
+    ask: ChatInput,
     thinking: ThinkingOptions,
     start: ThinkingStart,
     may_think: bool,
@@ -195,7 +195,7 @@ def model_thinks(served: ServedModel, format: Format) -> bool:
     return template is not None and tags is not None and (tags.open in template.source or tags.close in template.source)
 
 
-def switch_thinking(served: ServedModel, ask: ChatAsk) -> ChatAsk:
+def switch_thinking(served: ServedModel, ask: ChatInput) -> ChatInput:
     """A template variable that switches thinking counts as the field, where the template has no such variable."""
     variables, known = ask.variables or {}, served.terms.template_variables
     unread = {name: variables[name] for name in THINKING_SWITCHES if name in variables and name not in known}
@@ -221,7 +221,7 @@ def resolve_thinking(served: ServedModel, thinking: ThinkingOptions) -> Thinking
     return replace(thinking, enabled=enabled, budget=budget)
 
 
-def thinking_template_variables(served: ServedModel, ask: ChatAsk, thinking: ThinkingOptions) -> dict[str, Any]:
+def thinking_template_variables(served: ServedModel, ask: ChatInput, thinking: ThinkingOptions) -> dict[str, Any]:
     """For the template. The request's variables come first, then its thinking options, then the settings."""
     known = served.terms.template_variables
     switches: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def thinking_template_variables(served: ServedModel, ask: ChatAsk, thinking: Thi
     return switches | dict(served.variables) | requested | dict(ask.variables or {})
 
 
-def close_thinking(served: ServedModel, format: Format, thinking: ThinkingOptions, ask: ChatAsk, text: str) -> str:
+def close_thinking(served: ServedModel, format: Format, thinking: ThinkingOptions, ask: ChatInput, text: str) -> str:
     """The end of the prompt that makes a model answer without thinking, where its template has no switch."""
     tags = format.thinking
     if thinking.enabled is not False or tags is None or ask.ending != "opened":
@@ -276,7 +276,7 @@ TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 def shown_tools(
-    format: Format, ask: ChatAsk, history: TemplateHistory, names: ChatFieldNames
+    format: Format, ask: ChatInput, history: TemplateHistory, names: ChatFieldNames
 ) -> tuple[ToolDefinition, ...]:
     """The tools that the model is shown and may call. Errors name the field."""
     known = _check_tools(ask.tools, names)

@@ -131,16 +131,16 @@ def _token_counters(family: MetricFamily, health: Health, figures: EngineMetrics
     yield family.counter("prompt_tokens", ABOUT_PROMPT_TOKENS, figures.prompt_tokens)
     yield family.counter("prompt_tokens_cached", "Those reused from the prefix cache.", figures.matched_tokens)
     yield family.counter("generation_tokens", ABOUT_GENERATION_TOKENS, figures.generated_tokens)
-    yield family.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", figures.asked_tokens)
+    yield family.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", figures.queried_tokens)
     yield family.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", figures.matched_tokens)
     yield family.counter(
         "external_prefix_cache_queries",
         "Tokens that memory lacked and the disk was asked for.",
-        figures.filed_asked_tokens,
+        figures.disk_queried_tokens,
     )
     yield family.counter("external_prefix_cache_hits", "Prompt tokens read from disk.", figures.read_tokens)
-    yield family.counter("mm_cache_queries", "Images and videos looked up among encoded ones.", figures.media_asked)
-    yield family.counter("mm_cache_hits", "Those found there, or on their way.", figures.media_found)
+    yield family.counter("mm_cache_queries", "Images and videos looked up among encoded ones.", figures.media_queries)
+    yield family.counter("mm_cache_hits", "Those found there, or on their way.", figures.media_hits)
     yield family.counter("num_preemptions", "Times that a sequence was preempted.", figures.preemptions)
     yield family.counter("admission_rejections", "Requests that found the queue full.", health.refused)
 
@@ -255,7 +255,7 @@ def _model_load(rank: int, card: ModelCard, statuses: Sequence[RequestStatus], f
         max_total_num_tokens=figures.most_tokens,
         token_usage=round(figures.occupied, 4),
         gen_throughput=round(sum((status.tokens_per_second for status in running), 0.0), 2),
-        cache_hit_rate=round(figures.matched_tokens / max(1, figures.asked_tokens), 4),
+        cache_hit_rate=round(figures.matched_tokens / max(1, figures.queried_tokens), 4),
         utilization=round(len(running) / card.max_sequences, 4),
         max_running_requests=card.max_sequences,
     )

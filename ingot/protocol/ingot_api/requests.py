@@ -74,7 +74,7 @@ class RequestStatusBody(Struct, kw_only=True):
     def ended(cls, id: str, head: AnswerHead | None, last: Ended | Failed) -> RequestStatusBody:
         usage = UsageBody.of(last.usage)
         if isinstance(last, Failed):
-            progress = UNSET if last.stood is None else RunningRequest.of(last.stood)
+            progress = UNSET if last.final_status is None else RunningRequest.of(last.final_status)
             error = ErrorBody.of(last.error).error
             status: Literal["cancelled", "failed"] = "cancelled" if isinstance(last.error, Cancelled) else "failed"
             return cls(id=id, status=status, progress=progress, usage=usage, error=error)

@@ -8,15 +8,15 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.protocol.chat.answers import IgnoredNote
-from ingot.protocol.chat.ask import ChatAsk
-from ingot.protocol.chat.preparation import render_asked_prompt
+from ingot.protocol.chat.ask import ChatInput
+from ingot.protocol.chat.preparation import render_chat_prompt
 from ingot.protocol.chat.prompts import encode_text
 from ingot.protocol.openai.chat import CHAT_TOOLS, ChatFunctionTool
 from ingot.protocol.openai.messages import CHAT_CONVERSATION, ChatMessage, messages_as_dicts
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Bool, Text
 from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
-from ingot.protocol.schema.objects import IsGiven, Never, Not, ObjectOf, accepts, requires
+from ingot.protocol.schema.objects import IsSet, Never, Not, ObjectOf, accepts, requires
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME
 
@@ -49,14 +49,14 @@ class DetokenizeBody:
 TOKENIZE_BODY = ObjectOf(
     TokenizeBody,
     (
-        Never((IsGiven("prompt"), IsGiven("messages")), "Send either prompt or messages, not both.", param="messages"),
-        Never((Not(IsGiven("prompt")), Not(IsGiven("messages"))), "Send either prompt or messages.", param="prompt"),
+        Never((IsSet("prompt"), IsSet("messages")), "Send either prompt or messages, not both.", param="messages"),
+        Never((Not(IsSet("prompt")), Not(IsSet("messages"))), "Send either prompt or messages.", param="prompt"),
         Never(
-            (IsGiven("prompt"), IsGiven("add_generation_prompt")),
+            (IsSet("prompt"), IsSet("add_generation_prompt")),
             "add_generation_prompt goes with messages.",
             param="add_generation_prompt",
         ),
-        Never((IsGiven("prompt"), IsGiven("tools")), "tools go with messages.", param="tools"),
+        Never((IsSet("prompt"), IsSet("tools")), "tools go with messages.", param="tools"),
     ),
 )
 DETOKENIZE_BODY = ObjectOf(DetokenizeBody)
@@ -82,12 +82,12 @@ def answer_tokenize(value: Any, served: ServedModel) -> TokenizeAnswer:
 
 def tokens_of_body(body: TokenizeBody, served: ServedModel) -> tuple[int, ...]:
     if body.messages is not None:
-        ask = ChatAsk(
+        ask = ChatInput(
             messages_as_dicts(body.messages),
             tools=tuple(tool.tool for tool in body.tools),
             ending="closed" if body.add_generation_prompt is False else "opened",
         )
-        return render_asked_prompt(served, ask, add_special=body.add_special_tokens is True).tokens
+        return render_chat_prompt(served, ask, add_special=body.add_special_tokens is True).tokens
     assert body.prompt is not None, "the rules of the body leave one of the two"
     return encode_text(served, body.prompt, path="prompt", add_special=body.add_special_tokens is not False)
 

@@ -22,8 +22,8 @@ from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt
 from ingot.protocol.chat.ask import (
     ABOUT_ARGUMENTS,
     ABOUT_ROLE,
-    ChatAsk,
     ChatFieldNames,
+    ChatInput,
     OutputGrammar,
     ThinkingOptions,
     ToolDefinition,
@@ -76,7 +76,7 @@ from ingot.protocol.schema.fields import (
     Text,
 )
 from ingot.protocol.schema.model_fields import STOP_FIELD, ModelNameField
-from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses, requires
+from ingot.protocol.schema.objects import Is, IsSet, Never, Not, ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms
 
@@ -163,7 +163,7 @@ class OllamaOptions(StopFields, RequestFields):
         return with_sampling_defaults(defaults, values)
 
 
-def note_unheeded_options(raw: Any, options: OllamaOptions, context: int, reading: BodyReading) -> None:
+def note_ignored_options(raw: Any, options: OllamaOptions, context: int, reading: BodyReading) -> None:
     """Names in the receipt the options without effect; `raw` are the options as they were sent."""
     ignored = [name for name in LOAD_OPTIONS if raw.get(name) is not None]
     if options.num_ctx is not None and options.num_ctx > context:
@@ -182,7 +182,7 @@ OLLAMA_DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+|-?\d+"
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaModelName(DelegateKind):
+class OllamaModelNameField(DelegateKind):
     """A name of the served model, with or without Ollama's `:latest`."""
 
     names: FieldKind = ModelNameField()
@@ -195,7 +195,7 @@ class OllamaModelName(DelegateKind):
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaDuration(FieldKind):
+class OllamaDurationField(FieldKind):
     """Seconds, or a text such as `5m`. The model registry has read it before; the only model of a server stays."""
 
     types, words = (str, int, float), "seconds, or a duration such as 5m"
@@ -268,7 +268,7 @@ class OllamaTool:
 class OllamaBody:
     """The fields that chats and completions share."""
 
-    model: str = accepts(OllamaModelName(), "A name of the served model.", default=DEFAULT_NAME)
+    model: str = accepts(OllamaModelNameField(), "A name of the served model.", default=DEFAULT_NAME)
     adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
     stream: bool = accepts(Bool(), "Send the answer line by line while it is generated.", default=True)
     options: OllamaOptions | None = accepts(ObjectOf(OllamaOptions), "How tokens are sampled.")
@@ -278,7 +278,7 @@ class OllamaBody:
     think: bool | str | None = accepts(
         Either((Bool(), OneOf(("low", "medium", "high", "max")))), "Whether to think, or how much."
     )
-    keep_alive: None = accepts(OllamaDuration(), KEEP_ALIVE)
+    keep_alive: None = accepts(OllamaDurationField(), KEEP_ALIVE)
     logprobs: bool = accepts(Bool(), ABOUT_LOGPROBS, default=False)
     top_logprobs: int | None = accepts(Int(bounds.TOP_LOGPROBS), ABOUT_TOP_LOGPROBS)
     truncate: None = refuses("is not supported: prompts are never truncated. Send false.", False)
@@ -307,10 +307,10 @@ class OllamaChatBody(OllamaBody):
     )
     hold_calls: bool | None = accepts(Bool(), ABOUT_HOLD_CALLS)
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatInput:
         last = self.messages[-1]
         continued = last.role == "assistant" and bool(last.content) and not last.tool_calls
-        return ChatAsk(
+        return ChatInput(
             messages=ollama_messages_to_chat(self.messages),
             tools=tuple(tool.tool for tool in self.tools),
             hold_calls=self.hold_calls,
@@ -333,25 +333,25 @@ class OllamaGenerateBody(OllamaBody):
     height: None = refuses("is not supported: no images are generated.", 0)
     steps: None = refuses("is not supported: no images are generated.", 0)
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatInput:
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": content_with_images(self.prompt, self.images)})
-        return ChatAsk(messages=messages, thinking=self.thinking, output=self.output)
+        return ChatInput(messages=messages, thinking=self.thinking, output=self.output)
 
 
-HAS_SUFFIX = (IsGiven("suffix"), Not(Is("suffix", "")))
+HAS_SUFFIX = (IsSet("suffix"), Not(Is("suffix", "")))
 OLLAMA_CHAT_BODY = ObjectOf(OllamaChatBody, (NEEDS_LOGPROBS,))
 OLLAMA_GENERATE_BODY = ObjectOf(
     OllamaGenerateBody,
     (
         NEEDS_LOGPROBS,
         *(
-            Never((Is("raw", True), IsGiven(name)), f"{name} needs the chat template, which raw does without.", name)
+            Never((Is("raw", True), IsSet(name)), f"{name} needs the chat template, which raw does without.", name)
             for name in ("system", "format", "think", "images")
         ),
         *(
             Never(
-                (*HAS_SUFFIX, IsGiven(name), Not(Is(name, nothing))),
+                (*HAS_SUFFIX, IsSet(name), Not(Is(name, nothing))),
                 f"{name} needs the chat template, which is not used with a suffix.",
                 name,
             )
@@ -451,7 +451,7 @@ def make_ollama_task(
     ends: frozenset[int] = frozenset(),
 ) -> GenerationTask:
     options = body.options or OllamaOptions()
-    note_unheeded_options(value.get("options") or {}, options, served.card.context, reading)
+    note_ignored_options(value.get("options") or {}, options, served.card.context, reading)
     request = options.request(
         request_id,
         served,

@@ -15,7 +15,7 @@ from ingot.protocol.chat.ask import (
     REASONING_FIELD,
     RESPONSE_FORMATS_REFUSED,
     THINKING_FIELD,
-    ChatAsk,
+    ChatInput,
     CustomInputGrammar,
     CustomTextInput,
     ForcedToolChoice,
@@ -334,11 +334,11 @@ class ChatBody(GenerationBody):
     def hides_thinking(self) -> bool:
         return self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
 
-    def ask(self) -> ChatAsk:
+    def ask(self) -> ChatInput:
         media_options = read_media_options(
             self.mm_processor_kwargs, self.media_io_kwargs, self.video_fps, self.video_max_frames
         )
-        return ChatAsk(
+        return ChatInput(
             messages=messages_as_dicts(self.messages, media_options),
             tools=self.offered,
             choice=self.choice,

@@ -38,7 +38,7 @@ from ingot.protocol.chat.prompts import ABOUT_SUFFIX, encode_infill_prompt, enco
 from ingot.protocol.schema import bounds, foreign
 from ingot.protocol.schema.fields import Bool, Either, Int, ListOf, Text
 from ingot.protocol.schema.model_fields import TokenIdsField, TokenLimitField
-from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, requires
+from ingot.protocol.schema.objects import Is, IsSet, Never, Not, ObjectOf, accepts, requires
 from ingot.protocol.served import ServedModel
 
 PROMPT_TOKENS = TokenIdsField(bounds.PROMPT_TOKENS)
@@ -101,7 +101,7 @@ COMPLETION_BODY = ObjectOf(
             param="max_tokens",
         ),
         Never(
-            (IsGiven("suffix"), Not(Is("suffix", "")), Is("echo", True)),
+            (IsSet("suffix"), Not(Is("suffix", "")), Is("echo", True)),
             "echo returns the prompt before the answer, and with a suffix the answer is between both.",
             param="echo",
         ),

@@ -25,7 +25,7 @@ from ingot.protocol.chat.media import (
 from ingot.protocol.openai.messages import ABOUT_DETAIL, IMAGE_DETAIL, ChatAudioPart, with_options
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import Anything, BodyReading, FieldKind, ListOf, OneOf, Schema, Text, generalize_path
-from ingot.protocol.schema.objects import IsGiven, Never, Not, ObjectOf, accepts, refuses, requires, tagged, text_or
+from ingot.protocol.schema.objects import IsSet, Never, Not, ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.served import ThinkingSeal
 from ingot.protocol.terms import Terms
 
@@ -105,8 +105,8 @@ class InputFile:
 
 
 ONE_FILE: Final = (
-    Never((Not(IsGiven("file_data")), Not(IsGiven("file_url"))), "input_file: file_data is required.", "file_data"),
-    Never((IsGiven("file_data"), IsGiven("file_url")), "input_file: file_data and file_url are two files.", "file_url"),
+    Never((Not(IsSet("file_data")), Not(IsSet("file_url"))), "input_file: file_data is required.", "file_data"),
+    Never((IsSet("file_data"), IsSet("file_url")), "input_file: file_data and file_url are two files.", "file_url"),
 )
 INPUT_MEDIA: Final = {
     "input_image": MediaPartKind("image", ObjectOf(InputImage)),

@@ -18,8 +18,8 @@ from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote, PromptSource
 from ingot.protocol.chat.ask import (
     REASONING_EFFORTS,
-    ChatAsk,
     ChatFieldNames,
+    ChatInput,
     JsonObjectResponseFormat,
     OutputGrammar,
     TextResponseFormat,
@@ -64,7 +64,7 @@ from ingot.protocol.schema.fields import (
     Text,
 )
 from ingot.protocol.schema.model_fields import TemplateVariablesField, TokenLimitField
-from ingot.protocol.schema.objects import Is, IsGiven, Never, Not, ObjectOf, accepts, refuses, requires, tagged
+from ingot.protocol.schema.objects import Is, IsSet, Never, Not, ObjectOf, accepts, refuses, requires, tagged
 from ingot.protocol.served import ServedModel
 
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
@@ -225,7 +225,7 @@ class ResponsesBody(GenerationBody):
 RESPONSES_BODY = ObjectOf(
     ResponsesBody,
     (
-        Never((Not(IsGiven("input")), Not(IsGiven("previous_response_id"))), "input is required.", param="input"),
+        Never((Not(IsSet("input")), Not(IsSet("previous_response_id"))), "input is required.", param="input"),
         Never(
             (Is("background", True), Is("store", False)),
             "A background response is stored until it is retrieved: store must not be false.",
@@ -263,7 +263,7 @@ RESPONSE_QUERY = ObjectOf(
     ResponseQuery,
     (
         Never(
-            (IsGiven("starting_after"), Not(Is("stream", True))),
+            (IsSet("starting_after"), Not(Is("stream", True))),
             "starting_after leaves out events, and needs stream to be true.",
             param="starting_after",
         ),
@@ -346,19 +346,19 @@ class ResponsePlan:
 
     body: ResponsesBody
     served: ServedModel
-    composer: ResponseBuilder
+    builder: ResponseBuilder
     first: GenerationTask
     items: list[dict[str, Any]]  # the input, which is stored with the response
     store: bool
 
     def next_task(self) -> GenerationTask | None:
         """After the calls were made; None where no more may be generated. Not for an event loop."""
-        total, limit = self.composer.total, self.body.max_output_tokens
+        total, limit = self.builder.total, self.body.max_output_tokens
         generated = 0 if total is None else total.usage.completion_tokens
         if limit is not None and generated >= limit:
             return None
-        output = msgspec.to_builtins(self.composer.snapshot().output)
-        shown, choice = self.composer.toolbox.chosen(self.body.tool_choice)
+        output = msgspec.to_builtins(self.builder.snapshot().output)
+        shown, choice = self.builder.toolbox.chosen(self.body.tool_choice)
         # A forced call has been made: forcing it again would never lead to an answer.
         tools: tuple[tuple[ToolDefinition, ...], ToolChoice] = shown, "none" if choice == "none" else "auto"
         prepared = prepare_response(self.body, self.served, tools, [*self.items, *output])
@@ -372,8 +372,8 @@ class ResponsePlan:
             sparse=self.body.sparse(prepared.sources),
             max_tokens=None if limit is None else limit - generated,
         )
-        self.composer.head = replace(self.composer.head, source=PromptSource.of(self.served, prepared.sources))
-        return replace(self.first, request=request, head=self.composer.head, turn=prepared.turn)
+        self.builder.head = replace(self.builder.head, source=PromptSource.of(self.served, prepared.sources))
+        return replace(self.first, request=request, head=self.builder.head, turn=prepared.turn)
 
 
 def read_response(value: Any, served: ServedModel, request_id: str, context: ResponseContext) -> ResponsePlan:
@@ -405,15 +405,15 @@ def read_response(value: Any, served: ServedModel, request_id: str, context: Res
         logprobs=body.wants_logprobs,
         cached=request.cache,
     )
-    composer = ResponseBuilder(head, echo_response(value, body, head, request.sampling, store=store), toolbox, options)
-    first = GenerationTask(request, composer, "input", head, prepared.turn)
-    return ResponsePlan(body, served, composer, first, items, store)
+    builder = ResponseBuilder(head, echo_response(value, body, head, request.sampling, store=store), toolbox, options)
+    first = GenerationTask(request, builder, "input", head, prepared.turn)
+    return ResponsePlan(body, served, builder, first, items, store)
 
 
 def count_response_tokens(value: Any, served: ServedModel, context: ResponseContext) -> ResponseTokens:
     """The exact length of the prompt."""
     plan = read_response(value, served, UNMADE_RESPONSE_ID, context)
-    ignored = plan.composer.head.ignored
+    ignored = plan.builder.head.ignored
     return ResponseTokens(len(plan.first.request.prompts[0]), ingot=IgnoredNote(ignored) if ignored else UNSET)
 
 
@@ -492,7 +492,7 @@ def prepare_response(
     if not messages:
         raise BadRequest("input is empty: there is nothing to answer.", param="input")
     shown, choice = tools
-    ask = ChatAsk(
+    ask = ChatInput(
         messages=messages,
         tools=shown,
         choice=choice,

@@ -22,6 +22,8 @@ class TaskModelField(ModelNameField):
     def names(self, terms: Terms) -> tuple[str, ...]:
         return terms.task(self.model_kind).models
 
+    listed = names
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderTokenIdsField(DelegateKind):

@@ -43,11 +43,15 @@ class ModelNameField(FieldKind):
             raise self.refuse(value, path, reading)
         names = self.names(reading.terms)
         if not matches_model_name(value, names):
-            raise unknown_model_error(value, [name for name in names if ADAPTER_SEPARATOR not in name])
+            raise unknown_model_error(value, self.listed(reading.terms))
         return value
 
     def schema(self, terms: Terms) -> Schema:
         return model_names_schema(self.names(terms))
+
+    def listed(self, terms: Terms) -> tuple[str, ...]:
+        """What an error lists: without the adapters after a model's name."""
+        return (*terms.models, *terms.loras)
 
     def names(self, terms: Terms) -> tuple[str, ...]:
         """Models, adapters, and adapters after a model's name."""

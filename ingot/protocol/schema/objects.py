@@ -54,7 +54,7 @@ class Is:
         return {"not": schema} if self.negated else schema
 
 
-IsGiven = Is
+IsSet = Is
 
 
 def Not(condition: Is) -> Is:

@@ -34,7 +34,7 @@ class LlguidanceGrammar:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher: LLMatcher | None = matcher
         self._slow = self._steps = 0
-        self.unheld: tuple[str, ...] = ()  # tools whose schemas it does not enforce
+        self.unenforced: tuple[str, ...] = ()  # tools whose schemas it does not enforce
 
     @property
     def abandoned(self) -> bool:

@@ -169,7 +169,7 @@ class Grammars:
         hidden_ids = self._tokenizer.special_ids - self._tokenizer.special_within(format.markers)
         names = tuple(tool.name for tool in tools)
         plan = LazyCallGrammar(self._ready(), found, format, names, start, hidden_ids)
-        return plan.prepare(), found.unheld
+        return plan.prepare(), found.unenforced
 
     def answer(
         self,
@@ -240,26 +240,28 @@ class Grammars:
         self, format: Format, tools: Sequence[GrammarTool], parallel: bool
     ) -> LlguidanceGrammar | str:
         """With as many of the schemas as can be enforced: all of them, else those that can be alone, else none."""
-        unheld: set[str] = set()
+        unenforced: set[str] = set()
         found = self._compile_calls_of(format, tools, parallel)
         if isinstance(found, str):
             deadline = time.monotonic() + limits.COMPILE_WALL_S
-            unheld = {
+            unenforced = {
                 tool.name
                 for tool in tools
                 if time.monotonic() > deadline or isinstance(self._compile_calls_of(format, [tool], parallel), str)
             }
-            found = self._compile_calls_of(format, _without_schemas(tools, unheld), parallel)
+            found = self._compile_calls_of(format, _without_schemas(tools, unenforced), parallel)
         if isinstance(found, str):
-            unheld = {tool.name for tool in tools}
-            found = self._compile_calls_of(format, _without_schemas(tools, unheld), parallel)
+            unenforced = {tool.name for tool in tools}
+            found = self._compile_calls_of(format, _without_schemas(tools, unenforced), parallel)
         if isinstance(found, str):
             log.warning(
                 "calls that models begin are not constrained by a grammar in the format %s: %s", format.name, found
             )
-        elif unheld:
-            found.unheld = tuple(sorted(unheld))
-            log.info("the schemas of %s cannot be enforced in calls that models begin", ", ".join(found.unheld)[:200])
+        elif unenforced:
+            found.unenforced = tuple(sorted(unenforced))
+            log.info(
+                "the schemas of %s cannot be enforced in calls that models begin", ", ".join(found.unenforced)[:200]
+            )
         return found
 
     def _compile_calls_of(

@@ -68,7 +68,7 @@ class GrammarMatcher(ABC):
         """Whether only one token may be allowed next. Cheap, unlike finding out which."""
         return True
 
-    def agreed(self, tokens: Sequence[int]) -> int:
+    def count_allowed(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, from the first on, may come next in this order and leave the answer incomplete.
 
         Never raises: a matcher that fails does so when its mask is computed.

@@ -71,7 +71,7 @@ class Prompt:
     adapted: tuple[str, ...] = ()  # what was done to the messages to make them fit, by name
     thread: bytes = b""  # names the conversation, for remembering its answer; nothing where that is not wanted
     call_ids: bool = False  # the ids of calls are part of the name
-    begun: str = ""  # what of the answer's content the client wrote itself
+    continued_text: str = ""  # what of the answer's content the client wrote itself
     media: tuple[MediaItem, ...] = ()  # images and videos, in the order of their tokens
     message_texts: tuple[tuple[str, ...], ...] = ()  # the texts of each message, by their numbers in the client's list
 
@@ -202,7 +202,7 @@ class PromptAssembler:
         quoted = None if self._quoting.trusting else in_run
         encoded: EncodedText
         if add_special:
-            encoded = self._tokenizer.encode_with_places(text, offsets, add_special=True, quoted=quoted)
+            encoded = self._tokenizer.encode_with_offsets(text, offsets, add_special=True, quoted=quoted)
         else:
             encoded = self._encodings.encode(self._tokenizer, text, offsets, salt=self._salt, quoted=quoted)
         ids, ends = encoded
@@ -257,7 +257,7 @@ class EncodingCache:
             ids = tokenizer.encode(text, add_special=False, quoted=quoted)
             ends = [len(ids)]
         else:
-            ids, ends = tokenizer.encode_with_places(text, offsets, add_special=False, quoted=quoted)
+            ids, ends = tokenizer.encode_with_offsets(text, offsets, add_special=False, quoted=quoted)
         encoded = (array("I", ids), tuple(ends))
         with self._lock:
             if key not in self._entries:

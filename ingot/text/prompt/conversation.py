@@ -106,7 +106,7 @@ class PromptBuilder:
             adapted=removed + done + left_out,
             thread=keys[-2 if conversation.continued else -1] if remembers else b"",
             call_ids=traits.call_ids,
-            begun=content_as_text(conversation.messages[-1].get("content")) if conversation.continued else "",
+            continued_text=content_as_text(conversation.messages[-1].get("content")) if conversation.continued else "",
             media=() if placeholders is None else placeholders.items(),
             message_texts=tuple(map(_message_texts, messages)),
         )

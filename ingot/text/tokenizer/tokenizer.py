@@ -91,9 +91,9 @@ class Tokenizer:
         """
         if self._controls_are_meant(quoted):
             return self._vocabulary.encode(text, add_special=add_special)
-        return self.encode_with_places(text, (), add_special=add_special, quoted=quoted)[0]
+        return self.encode_with_offsets(text, (), add_special=add_special, quoted=quoted)[0]
 
-    def encode_with_places(
+    def encode_with_offsets(
         self, text: str, offsets: Sequence[int], *, add_special: bool, quoted: Collection[int] | None = None
     ) -> tuple[list[int], list[int]]:
         """The ids of `text`, and how many of them end before or at each of the `offsets`."""
@@ -249,7 +249,7 @@ class PromptTranslation:
     def of(cls, prompt: Sequence[int], ours: Tokenizer, theirs: Tokenizer) -> PromptTranslation:
         """Special tokens are translated by their names."""
         text, ends = _prompt_text(prompt, ours)
-        tokens, counts = theirs.encode_with_places(text, ends, add_special=True)
+        tokens, counts = theirs.encode_with_offsets(text, ends, add_special=True)
         return cls(tuple(tokens), tuple(counts))
 
     def back(self, numbers: TokenNumbers) -> TokenNumbers:

@@ -70,7 +70,7 @@ class WhisperVocabulary:
         """What a token of text stands for; several may be needed for a character."""
         return spell_token_bytes(self._vocabulary, token)
 
-    def unwanted(self) -> list[int]:
+    def suppressed_tokens(self) -> list[int]:
         """Tokens that are suppressed: signs that are not transcribed, and control tokens."""
         found = {self.encode(" -")[0], self.encode(" '")[0]}
         for sign in (*SUPPRESSED_SIGNS, *MUSIC_NOTES):

@@ -87,7 +87,7 @@ class Squares:
 
 def test_a_tower_is_run_at_load_so_that_nothing_is_compiled_while_streams_run() -> None:
     tower = FakeTower()
-    vision_encoder = VisionSupport(Squares(), sees=True).vision_encoder(tower, 1 << 20)  # type: ignore[arg-type]
+    vision_encoder = VisionSupport(Squares(), with_vision=True).vision_encoder(tower, 1 << 20)  # type: ignore[arg-type]
     assert vision_encoder is not None and vision_encoder.tower is tower
     assert len(tower.sliced) == SLICES
 
@@ -95,7 +95,7 @@ def test_a_tower_is_run_at_load_so_that_nothing_is_compiled_while_streams_run() 
 def test_a_slow_tower_is_tried_for_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     tower = FakeTower(slice_s=6.0)
     monkeypatch.setattr("ingot.models.vision.loading.time.process_time", lambda: tower.now)
-    VisionSupport(Squares(), sees=True).vision_encoder(tower, 1 << 20)  # type: ignore[arg-type]
+    VisionSupport(Squares(), with_vision=True).vision_encoder(tower, 1 << 20)  # type: ignore[arg-type]
     assert len(tower.sliced) == 2
 
 

@@ -84,7 +84,7 @@ def kept_of(tokens: list[int], items: list[MediaItem], best: int, window: int = 
 
 def by_stock_layers(folder: Path, tokens: list[int], items: list[MediaItem], kept: list[int], count: int) -> list[int]:
     """What mlx-vlm's own language model writes behind what is kept, at the positions of the whole prompt."""
-    model, tower = reference(folder), load_model_adapter(folder, current_device(), sees=True).tower
+    model, tower = reference(folder), load_model_adapter(folder, current_device(), with_vision=True).tower
     assert tower is not None
     positions = np.asarray(tower.positions(len(tokens), items))
     embeds, visible, deep = model.language_model.model.embed_tokens(mx.array([tokens])), np.zeros(len(tokens), bool), []
@@ -158,7 +158,7 @@ def test_another_picture_that_is_kept_shares_nothing_behind_it_and_one_that_is_l
 
 
 def window_of(engine: Engine) -> int:
-    return max((group.window or 0 for group in engine._generation._books.runner.rows.groups), default=0)
+    return max((group.window or 0 for group in engine._generation._core.runner.rows.groups), default=0)
 
 
 def test_who_does_not_ask_sees_all_pictures(starting: Starting, folder: Path) -> None:
@@ -182,16 +182,16 @@ def test_what_marks_a_picture_goes_with_it_unless_it_is_anothers(folder: Path) -
 def test_what_is_left_stands_where_it_stood_on_all_axes(tmp_path: Path) -> None:
     folder = saved("qwen3_vl", tmp_path / "qwen3_vl")
     tokens, items = prompt_of(folder)
-    tower = load_model_adapter(folder, current_device(), sees=True).tower
+    tower = load_model_adapter(folder, current_device(), with_vision=True).tower
     assert tower is not None
-    sight, kept = PromptMedia.of(tokens, tuple(items), tower), np.array(kept_of(tokens, items, 1), np.int32)
-    assert sight.positions is not None
-    thinned = ThinnedPrompt(tuple(tokens), kept, sight.thinned(kept))
+    prompt_media, kept = PromptMedia.of(tokens, tuple(items), tower), np.array(kept_of(tokens, items, 1), np.int32)
+    assert prompt_media.positions is not None
+    thinned = ThinnedPrompt(tuple(tokens), kept, prompt_media.thinned(kept))
     for begin, end in ((0, len(kept)), (3, 60), (len(kept) - 2, len(kept) + 3)):
         stated = thinned.explicit_positions(begin, end)
-        wanted = sight.positions[:, kept[begin:end]]
+        wanted = prompt_media.positions[:, kept[begin:end]]
         if stated is not None:
             np.testing.assert_array_equal(stated[:, : wanted.shape[1]], wanted)
         else:
             assert (wanted[:, 1:] - wanted[:, :-1] == 1).all()
-    assert thinned.position(len(kept) + 4) == sight.position(len(tokens) + 4)
+    assert thinned.position(len(kept) + 4) == prompt_media.position(len(tokens) + 4)

@@ -53,9 +53,9 @@ def tokens_of(engine: Engine, request: Request) -> tuple[int, ...]:
 def states_of(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
     """All that is kept, bit by bit."""
 
-    def told(reuse: PrefixCache) -> dict[tuple[int, ...], list[bytes]]:
-        nodes = [(node, node.record) for node in reuse.index.nodes() if node.record is not None]
-        return {tuple(node.tokens): serialise_record(reuse.encoding.loose(record)) for node, record in nodes}
+    def told(prefix_cache: PrefixCache) -> dict[tuple[int, ...], list[bytes]]:
+        nodes = [(node, node.record) for node in prefix_cache.index.nodes() if node.record is not None]
+        return {tuple(node.tokens): serialise_record(prefix_cache.encoding.loose(record)) for node, record in nodes}
 
     return engine.kept._run(told)
 
@@ -220,7 +220,7 @@ def test_scoring_that_would_cost_more_than_it_saves_is_left(takes_s: float, left
     costs, scorer = StepCosts(), Told(slowly)
     costs.observe_prefill(1000, 1000.0)  # so leaving out 400 tokens of 700 saves 0.4 s
     offer = SpecPrefillSetup(scorer, threshold=300, keep=0.3)
-    sparse = SpecPrefill(offer, costs, draft_model(cache_bytes=0).reuse, 0, clock=lambda: now)
+    sparse = SpecPrefill(offer, costs, draft_model(cache_bytes=0).prefix_cache, 0, clock=lambda: now)
     prompts = [some(700, seed) for seed in range(5)]
     waiting = [Running(ask(prompt), 0, ticket, prompt, 1, 0) for ticket, prompt in enumerate(prompts)]
     for sequence in waiting:

@@ -460,7 +460,7 @@ def test_a_prompt_without_text_is_none_that_it_can_score() -> None:
 
 def test_a_prompt_that_shows_something_is_none_that_it_can_score() -> None:
     shown = sequence_of_translated_scorer(TWICE)
-    shown.sight = PromptMedia(())
+    shown.prompt_media = PromptMedia(())
     assert not TranslatedScorer(Told(evenly), frozenset()).able(shown)
 
 

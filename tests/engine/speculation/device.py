@@ -118,13 +118,13 @@ class Simulation:
         self.rounds.append((tokens(counts, self.rates), expected))
         self.counts.append(counts)
         size = round_size(len(counts) + sum(counts))
-        made_graph = bool(self.device.making) and size not in self.sizes
+        captured_graph = bool(self.device.making) and size not in self.sizes
         self.sizes.add(size)
-        made = self.device.making * made_graph
+        made = self.device.making * captured_graph
         seconds = (expected * slowed * self.dice.lognormvariate(0.0, self.device.noise) + made) / 1000
         outcomes = tuple(self._verified(row, one) for row, one in enumerate(chosen) if one.count)
         self.controller.observe(
-            DecodingRound(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes, made_graph)
+            DecodingRound(seconds, len(counts), len(counts) + sum(counts), 0, waited, outcomes, captured_graph)
         )
         return counts
 

@@ -215,7 +215,9 @@ def test_rounds_that_captured_a_graph_say_nothing_of_costs() -> None:
         controller.observe(plain_round())
     plain, budget = controller.plain(1), controller._budget
     wrong = DraftOutcome(1, "some", 4, 0, cut=False)
-    controller.observe(replace(plain_round(), seconds=50.0, tokens=5, waited=True, outcomes=(wrong,), made_graph=True))
+    controller.observe(
+        replace(plain_round(), seconds=50.0, tokens=5, waited=True, outcomes=(wrong,), captured_graph=True)
+    )
     assert controller.plain(1) == plain and controller._budget == budget and not controller.hopeless(1)
     assert len(controller.choose(offers)) == 1
 

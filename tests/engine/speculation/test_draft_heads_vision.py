@@ -32,7 +32,7 @@ class Watched:
 
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any, visual: Any = None) -> mx.array:
         if visual is not None:
-            for place, feature in zip(visual.places.tolist(), np.array(visual.embeddings), strict=True):
+            for place, feature in zip(visual.indices.tolist(), np.array(visual.embeddings), strict=True):
                 self.features[len(self.tokens) + place] = feature
         if len(self.tokens) == sum(each.shape[1] for each in self.positions) and cache.offset.at.ndim == 3:
             self.positions.append(np.array(cache.offset.at).reshape(3, -1))
@@ -47,7 +47,7 @@ def test_a_head_is_given_features_where_its_model_is_and_at_the_same_positions(t
     tokens, items = prompt_with(read_processor(folder), 3, ["image", "video"])
     engine = start_seeing(folder, headed=True, widest=16)
     try:
-        heads = engine._generation._books.runner.heads
+        heads = engine._generation._core.runner.heads
         assert heads is not None
         watched = Watched(heads.head)
         heads.head = watched
@@ -56,12 +56,12 @@ def test_a_head_is_given_features_where_its_model_is_and_at_the_same_positions(t
         features = engine._loop.run(lambda: [np.array(looked(tower, item).embeddings) for item in items])
     finally:
         engine.close()
-    places = [place for item in items for run in item.runs for place in range(*run)]
-    assert watched.tokens[: len(tokens)] == tokens and {tokens[place] for place in places} == {IMAGE, VIDEO}
-    assert sorted(watched.features) == places
-    found = np.stack([watched.features[place] for place in places])
+    indices = [place for item in items for run in item.runs for place in range(*run)]
+    assert watched.tokens[: len(tokens)] == tokens and {tokens[place] for place in indices} == {IMAGE, VIDEO}
+    assert sorted(watched.features) == indices
+    found = np.stack([watched.features[place] for place in indices])
     assert np.abs(found - np.concatenate(features)).max() < 1e-5
     stated = tower.positions(len(tokens), items)
     before = np.concatenate([stated[:, :1], stated[:, :-1]], axis=1)  # each is made from the state of the one before it
     seen = np.concatenate(watched.positions, axis=1)
-    assert seen.shape[1] >= places[-1] and np.array_equal(seen[:, : len(tokens)], before[:, : seen.shape[1]])
+    assert seen.shape[1] >= indices[-1] and np.array_equal(seen[:, : len(tokens)], before[:, : seen.shape[1]])

@@ -61,7 +61,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         running.append(engine)
         rounds: list[DecodingRound] = []
         monkeypatch.setattr(
-            engine._generation._books.speculation._controller, "observe", lambda round, passed: rounds.append(round)
+            engine._generation._core.speculation._controller, "observe", lambda round, passed: rounds.append(round)
         )
         return engine, rounds
 
@@ -232,7 +232,7 @@ def speculation(*proposers: Sevens, fixed: int = 5, places: int = 99) -> tuple[S
 def test_no_more_draft_tokens_are_verified_than_an_answer_may_still_have() -> None:
     made, _ = speculation(Sevens())
     few, none, tight = row(0, limit=4), row(1, limit=2), row(2, reserved=6)
-    drafts = made.guess(StepPlan(decode=(few, none, tight)), waited=False).by_row
+    drafts = made.draft(StepPlan(decode=(few, none, tight)), waited=False).by_row
     assert {each: len(tokens) for each, tokens in drafts.items()} == {few: 2, tight: 2}
 
 
@@ -240,13 +240,13 @@ def test_drafts_end_before_a_token_that_would_end_the_answer() -> None:
     made, _ = speculation(Sevens())
     stopping = row(0)
     stopping.stop_tokens = frozenset({7})
-    assert made.guess(StepPlan(decode=(stopping,)), waited=False).by_row == {}
+    assert made.draft(StepPlan(decode=(stopping,)), waited=False).by_row == {}
 
 
 def test_a_pass_samples_at_no_more_positions_than_memory_is_reserved_for() -> None:
     made, _ = speculation(Sevens(), places=12)
     rows = tuple(row(number) for number in range(4))
-    drafts = made.guess(StepPlan(decode=rows, chunks=(PromptChunk(row(9), 5, True),)), waited=False).by_row
+    drafts = made.draft(StepPlan(decode=rows, chunks=(PromptChunk(row(9), 5, True),)), waited=False).by_row
     assert sum(map(len, drafts.values())) + len(rows) + 1 == 12
 
 
@@ -254,7 +254,7 @@ def test_a_pass_samples_at_no_more_positions_than_memory_is_reserved_for() -> No
 def test_a_request_names_its_proposers(wanted: tuple[str, ...] | None, found: str | None) -> None:
     made, _ = speculation(Sevens("one"), Sevens("two"))
     sequence = row(0, speculate=wanted)
-    drafts = made.guess(StepPlan(decode=(sequence,)), waited=False)
+    drafts = made.draft(StepPlan(decode=(sequence,)), waited=False)
     assert (sequence in drafts.by_row) == (found is not None)
     sequence.proposed, sequence.accepted = 5, 3
     made.learn(drafts, 0.1)
@@ -265,9 +265,9 @@ def test_a_proposer_that_fails_is_not_asked_again(fails: str) -> None:
     broken, other = Sevens("broken", fails=fails), Sevens("other")
     made, _ = speculation(broken, other)
     sequence = row()
-    made.guess(StepPlan(decode=(sequence,)), waited=False)
+    made.draft(StepPlan(decode=(sequence,)), waited=False)
     broken.fails = ""
-    assert made.guess(StepPlan(decode=(sequence,)), waited=False).by_row[sequence] == (7,) * 5
+    assert made.draft(StepPlan(decode=(sequence,)), waited=False).by_row[sequence] == (7,) * 5
     made.forget(sequence)
     assert sequence in other.forgotten and sequence not in broken.forgotten
 
@@ -277,7 +277,7 @@ def test_there_is_no_draft_for_a_sequence_whose_tokens_are_on_their_way() -> Non
     unknown = row()
     unknown.sampled += 1
     assert made.seems_worthwhile([unknown])
-    assert made.guess(StepPlan(decode=(unknown, row(1))), waited=False).by_row == {}
+    assert made.draft(StepPlan(decode=(unknown, row(1))), waited=False).by_row == {}
 
 
 class Following(Sevens):
@@ -313,11 +313,11 @@ def test_a_draft_leads_further_only_if_its_first_tokens_are_sampled() -> None:
 def test_proposed_and_accepted_tokens_are_counted() -> None:
     made, counts = speculation(Sevens())
     sequence = row(stop=Stop(ignore_eos=True))
-    drafts = made.guess(StepPlan(decode=(sequence,)), waited=False)
+    drafts = made.draft(StepPlan(decode=(sequence,)), waited=False)
     sequence.accepted = 3
     made.learn(drafts, 0.1)
     assert (counts.drafts, counts.draft_tokens, counts.accepted_tokens) == (1, 5, 3)
-    made.guess(StepPlan(preempted=(sequence,)), waited=False)
+    made.draft(StepPlan(preempted=(sequence,)), waited=False)
 
 
 class Thinking(Sevens):
@@ -343,5 +343,5 @@ def test_a_proposer_that_takes_long_to_offer_nothing_is_not_asked_in_every_round
         each.computed += ahead
     for _ in range(500):
         assert not made.seems_worthwhile(rows) if ahead else True
-        made.learn(made.guess(StepPlan(decode=rows), waited=False), 0.01)
+        made.learn(made.draft(StepPlan(decode=rows), waited=False), 0.01)
     assert 20 <= thinking.calls < 50

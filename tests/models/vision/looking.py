@@ -246,10 +246,10 @@ def prompt_with(
         speak(int(random.integers(1, text + 1)))
         width, height = (int(side) for side in random.integers(40, 140, 2))
         if kind == "image":
-            layout = processor.picture(Size(width, height), ImageLayoutOptions())
+            layout = processor.image_layout(Size(width, height), ImageLayoutOptions())
             frames = [drawn_frame(random, width, height)]
         else:
-            layout = processor.clip(VideoHeader(Size(width, height), 6, 2.0), VideoLayoutOptions(frames=4))
+            layout = processor.video_layout(VideoHeader(Size(width, height), 6, 2.0), VideoLayoutOptions(frames=4))
             frames = [drawn_frame(random, width, height) for _ in layout.frames]
         item = item_at(len(tokens), kind, layout, frames)
         for begin, end in item.runs:
@@ -271,4 +271,4 @@ def finished(work: EncodingSlices) -> VisionFeatures:
 
 
 def looked(tower: VisionTower, item: MediaItem) -> VisionFeatures:
-    return finished(tower.look(tower.pixels(item), item.layout))
+    return finished(tower.encode(tower.pixels(item), item.layout))

@@ -83,12 +83,12 @@ def arranged(model: Any, tiles: mx.array, rows: int, columns: int) -> mx.array:
 
 
 def test_pictures_give_the_features_and_logits_of_mlx_vlm(phi: Path) -> None:
-    adapter = load_model_adapter(phi, current_device(), dtype="float32", sees=True)
+    adapter = load_model_adapter(phi, current_device(), dtype="float32", with_vision=True)
     model = unloaded_mlx_vlm_model(mlx_vlm_package(CONFIG), CONFIG)
     model.load_weights(str(phi / "model.safetensors"))
     random = np.random.default_rng(1)
     for size in (Size(300, 200), Size(90, 260)):
-        layout = read_processor(phi).picture(size, ImageLayoutOptions())
+        layout = read_processor(phi).image_layout(size, ImageLayoutOptions())
         item = item_at(2, "image", layout, [drawn_frame(random, *size)])
         pixels = adapter.tower.pixels(item)
         tiles = pixels.reshape(-1, 24, 24, 14, 14, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 336, 336, 3)
@@ -153,11 +153,11 @@ def packed_features(model: Any, tiles: mx.array, size: Size, canvas: Size, along
 
 
 def test_features_and_logits_are_those_of_its_makers_arrangement(folder: Path) -> None:
-    adapter, model = load_model_adapter(folder, current_device(), dtype="float32", sees=True), reference(folder)
+    adapter, model = load_model_adapter(folder, current_device(), dtype="float32", with_vision=True), reference(folder)
     assert adapter.tower is not None
     random = np.random.default_rng(1)
     for size in SIZES:
-        layout = read_processor(folder).picture(size, ImageLayoutOptions())  # type: ignore[union-attr]
+        layout = read_processor(folder).image_layout(size, ImageLayoutOptions())  # type: ignore[union-attr]
         item = item_at(2, "image", layout, [drawn_frame(random, *size)])
         patches = adapter.tower.pixels(item).reshape(-1, 8, 8, 8, 8, 3)
         tiles = mx.array(patches.transpose(0, 1, 3, 2, 4, 5).reshape(-1, 64, 64, 3))
@@ -179,7 +179,7 @@ def test_features_and_logits_are_those_of_its_makers_arrangement(folder: Path) -
 def test_little_detail_is_the_whole_picture_alone_in_the_memory_that_was_predicted(folder: Path) -> None:
     tower = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device(), "float32")
     for layout_options in (ImageLayoutOptions(), ImageLayoutOptions(detail="low")):
-        layout = read_processor(folder).picture(Size(300, 90), layout_options)  # type: ignore[union-attr]
+        layout = read_processor(folder).image_layout(Size(300, 90), layout_options)  # type: ignore[union-attr]
         item = item_at(0, "image", layout, [drawn_frame(np.random.default_rng(2), 300, 90)])
         before = settled()
         features = looked(tower, item)

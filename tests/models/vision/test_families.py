@@ -98,7 +98,7 @@ def close(found: mx.array, wanted: mx.array) -> bool:
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "metal"])
 def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(tiled: Path, kind: Any) -> None:
     device = current_device() if kind == "cpu" else Device(kind, "acting", current_device().memory)
-    adapter = load_model_adapter(tiled, device, dtype="float32", sees=True)
+    adapter = load_model_adapter(tiled, device, dtype="float32", with_vision=True)
     model = reference(tiled)
     for shown in ([], ["image"], ["image", "image", "image"]):
         tokens, items = prompt_with(read_processor(tiled), 5, shown)
@@ -131,7 +131,7 @@ def test_of_a_large_picture_no_more_is_sent_than_is_looked_at(tiled: Path) -> No
     """The rest of it stays with the worker that unpacked it: of 8000 by 6000 pixels, 144 MB."""
     tower = load_vision_tower(tiled, json.loads((tiled / "config.json").read_text()), current_device())
     size = Size(8000, 6000)
-    layout = read_processor(tiled).picture(size, ImageLayoutOptions())
+    layout = read_processor(tiled).image_layout(size, ImageLayoutOptions())
     views = tower.views(size, layout)
     sent = sum(3 * view[-1].area for view in views)
     assert views and sent <= 2 * tower.needs(layout).pixels
@@ -157,7 +157,7 @@ def test_no_more_memory_is_taken_than_was_predicted(tiled: Path) -> None:
     needs = tower.needs(item.layout)
     assert pixels.nbytes <= needs.pixels
     before = settled()
-    work = tower.look(pixels, item.layout)
+    work = tower.encode(pixels, item.layout)
     features = None
     while features is None:
         try:

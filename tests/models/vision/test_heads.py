@@ -18,7 +18,7 @@ from ingot.models.vision.tower import VisualInputs
 
 @pytest.mark.parametrize("checkpoint", ["qwen3_5"], indirect=True)
 def test_features_stand_where_the_model_had_them_instead_of_tokens(checkpoint: Path) -> None:
-    adapter = load_model_adapter(checkpoint, current_device(), dtype="float32", sees=True)
+    adapter = load_model_adapter(checkpoint, current_device(), dtype="float32", with_vision=True)
     source = find_head(checkpoint, adapter.config)
     assert source is not None
     head = load_mtp_head(source, adapter)

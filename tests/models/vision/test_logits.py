@@ -83,7 +83,7 @@ def test_so_does_a_mixture_of_experts(tmp_path: Path) -> None:
 
 
 def assert_agrees(folder: Path, device: Device) -> None:
-    adapter = load_model_adapter(folder, device, dtype="float32", sees=True)
+    adapter = load_model_adapter(folder, device, dtype="float32", with_vision=True)
     assert adapter.mixed
     tokens, items = prompt_with(read_processor(folder), 3, SHOWN)
     wanted = expected(folder, tokens, items, adapter)

@@ -48,7 +48,7 @@ def test_pixels_are_those_of_the_familys_own_processor(family: str, tmp_path: Pa
     random = np.random.default_rng(3)
     for size in SIZES:
         frame = drawn_frame(random, *size)
-        layout = read_processor(folder).picture(size, ImageLayoutOptions())
+        layout = read_processor(folder).image_layout(size, ImageLayoutOptions())
         wanted = official(family, frame)
         patches = tower.pixels(item_at(0, "image", layout, [frame]))
         side, (_, rows, columns) = tower.patch, layout.grid

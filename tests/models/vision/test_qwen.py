@@ -37,7 +37,7 @@ def test_pixels_are_those_of_the_official_processor_where_nothing_is_resized(che
     random = np.random.default_rng(1)
     options = {"patch_size": unit // 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     frame = drawn_frame(random, 3 * unit, 5 * unit)
-    item = item_at(0, "image", processor.picture(Size(3 * unit, 5 * unit), ImageLayoutOptions()), [frame])
+    item = item_at(0, "image", processor.image_layout(Size(3 * unit, 5 * unit), ImageLayoutOptions()), [frame])
     made = processing.Qwen3VLImageProcessor(min_pixels=unit, max_pixels=10**6, **options)([frame.transpose(2, 0, 1)])
     assert made["image_grid_thw"].tolist() == [list(item.grid)]
     assert np.abs(made["pixel_values"] - tower.pixels(item)).max() <= 1e-5
@@ -46,7 +46,7 @@ def test_pixels_are_those_of_the_official_processor_where_nothing_is_resized(che
 def test_a_clip_is_cut_in_pairs_of_frames_time_first(checkpoint: Path) -> None:
     tower, processor = tower_of(checkpoint), read_processor(checkpoint)
     unit = processor.unit
-    layout = processor.clip(VideoHeader(Size(2 * unit, unit), 4, 2.0), VideoLayoutOptions(frames=4))
+    layout = processor.video_layout(VideoHeader(Size(2 * unit, unit), 4, 2.0), VideoLayoutOptions(frames=4))
     frames = [np.full((unit, 2 * unit, 3), value, dtype=np.uint8) for value in (0, 255, 0, 255)]
     pixels = tower.pixels(item_at(0, "video", layout, frames)).reshape(layout.grid.patches, 3, 2, -1)
     assert np.allclose(pixels[:, :, 0], -1) and np.allclose(pixels[:, :, 1], 1)
@@ -61,8 +61,10 @@ def test_features_are_those_of_mlx_vlms_own_tower_however_they_are_sliced(
     tower, processor = tower_of(checkpoint), read_processor(checkpoint)
     model = reference(checkpoint)
     random = np.random.default_rng(2)
-    image = item_at(0, "image", processor.picture(Size(150, 90), ImageLayoutOptions()), [drawn_frame(random, 150, 90)])
-    layout = processor.clip(VideoHeader(Size(70, 90), 6, 2.0), VideoLayoutOptions(frames=6))
+    image = item_at(
+        0, "image", processor.image_layout(Size(150, 90), ImageLayoutOptions()), [drawn_frame(random, 150, 90)]
+    )
+    layout = processor.video_layout(VideoHeader(Size(70, 90), 6, 2.0), VideoLayoutOptions(frames=6))
     video = item_at(0, "video", layout, [drawn_frame(random, 70, 90) for _ in layout.frames])
     for item in (image, video):
         found = looked(tower, item)
@@ -75,7 +77,7 @@ def test_features_are_those_of_mlx_vlms_own_tower_however_they_are_sliced(
 
 def test_what_looking_takes_is_known_before(checkpoint: Path) -> None:
     tower, processor = tower_of(checkpoint), read_processor(checkpoint)
-    layout = processor.picture(Size(400, 400), ImageLayoutOptions())
+    layout = processor.image_layout(Size(400, 400), ImageLayoutOptions())
     item = item_at(0, "image", layout, [drawn_frame(np.random.default_rng(3), 400, 400)])
     needs = tower.needs(layout)
     assert tower.pixels(item).nbytes <= needs.pixels
@@ -100,7 +102,7 @@ def test_slices_of_wide_towers_end_where_patches_are_merged(checkpoint: Path, mo
     """However few rows a processor has time for."""
     processor, random = read_processor(checkpoint), np.random.default_rng(2)
     side = 8 * processor.unit
-    layout = processor.picture(Size(side, side), ImageLayoutOptions())
+    layout = processor.image_layout(Size(side, side), ImageLayoutOptions())
     item = item_at(0, "image", layout, [drawn_frame(random, side, side)])
     wanted = looked(tower_of(checkpoint), item)
     monkeypatch.setitem(vit.SLICE_WORK, "cpu", 1)

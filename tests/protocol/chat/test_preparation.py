@@ -10,7 +10,7 @@ import pytest
 
 from ingot.config import load_config
 from ingot.errors import BadRequest, ConfigError, Unsupported
-from ingot.protocol.chat.ask import ChatAsk, ForcedToolChoice, ThinkingOptions, ToolDefinition
+from ingot.protocol.chat.ask import ChatInput, ForcedToolChoice, ThinkingOptions, ToolDefinition
 from ingot.protocol.chat.preparation import PreparedChat, prepare_chat
 from ingot.protocol.served import ServedModel
 from ingot.text.grammar.calls import GrammarTool
@@ -36,7 +36,7 @@ def served(template: str, **changes: Any) -> ServedModel:
 
 
 def ask(template: str, *, changes: dict[str, Any] | None = None, **values: Any) -> PreparedChat:
-    return prepare_chat(served(template, **(changes or {})), ChatAsk([USER], **values))
+    return prepare_chat(served(template, **(changes or {})), ChatInput([USER], **values))
 
 
 def prompt(found: PreparedChat) -> str:
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_think_says_that_it_ignored_the_wish() -> None:
 def test_past_calls_are_counted_for_families_that_number_them() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, USER]
-    found = prepare_chat(served(SWITCHED), ChatAsk(messages, tools=(LOOK,)))
+    found = prepare_chat(served(SWITCHED), ChatInput(messages, tools=(LOOK,)))
     assert found.reading is not None and found.reading.past_calls == 2
 
 

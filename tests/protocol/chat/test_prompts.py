@@ -82,7 +82,7 @@ class Untouched:
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         raise AssertionError("encoded")
 
-    encode_with_places = encode
+    encode_with_offsets = encode
 
 
 def unencoded() -> ServedModel:
@@ -123,9 +123,9 @@ def test_nobody_s_prompt_is_encoded_any_further() -> None:
             encoded.append(text)
             return self._tokenizer.encode(text, **options)
 
-        def encode_with_places(self, text: str, *positions: Any, **options: Any) -> Any:
+        def encode_with_offsets(self, text: str, *positions: Any, **options: Any) -> Any:
             encoded.append(text)
-            return self._tokenizer.encode_with_places(text, *positions, **options)
+            return self._tokenizer.encode_with_offsets(text, *positions, **options)
 
     leaving = replace(made, tokenizer=Leaving(made.tokenizer))  # type: ignore[arg-type]
     talk = {"messages": [{"role": "user", "content": f"{at}"} for at in range(50)]}

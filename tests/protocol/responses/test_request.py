@@ -94,8 +94,8 @@ def ended(reason: FinishReason = "stop", completion: int = 5, thought: int = 0) 
 
 def result(plan: ResponsePlan, events: Iterable[Event]) -> list[dict[str, Any]]:
     """The wire's events of one round, each of a type that OpenAI's client knows."""
-    composer = plan.composer
-    chunks = [*composer.opening(), *(chunk for event in events for chunk in composer.chunks(event)), *composer.close()]
+    builder = plan.builder
+    chunks = [*builder.opening(), *(chunk for event in events for chunk in builder.chunks(event)), *builder.close()]
     made = [json.loads(msgspec.json.encode(chunk)) for chunk in chunks]
     assert [one["sequence_number"] for one in made] == list(range(len(made)))
     for one in made:
@@ -191,7 +191,7 @@ def test_web_search_is_named_in_the_receipt_and_refused_where_the_server_is_stri
 
 
 def test_a_hint_that_no_model_takes_is_named_in_the_receipt_and_refused_where_the_server_is_strict() -> None:
-    head = read(text={"verbosity": "low"}).composer.head
+    head = read(text={"verbosity": "low"}).builder.head
     assert head.ignored == ["text.verbosity"]
     with pytest.raises(Unsupported, match="verbosity"):
         read(strict=True, text={"verbosity": "low"})
@@ -335,7 +335,7 @@ def test_thinking_that_was_sealed_elsewhere_is_left_out_and_named() -> None:
     said = {"role": "assistant", "content": "Hello"}
     items = [{"role": "user", "content": "Hi"}, foreign, said, foreign, {"role": "user", "content": "So?"}]
     assert prompt(input=items) == prompt(input=[item for item in items if item is not foreign])
-    assert read(input=items).composer.head.ignored == ["input.*.encrypted_content"]
+    assert read(input=items).builder.head.ignored == ["input.*.encrypted_content"]
 
 
 def test_sealed_thinking_comes_back_into_the_prompt() -> None:
@@ -450,10 +450,10 @@ def test_logprobs_go_with_the_text_that_they_are_of() -> None:
     ],
 )
 def test_a_response_that_broke_says_why_and_keeps_what_was_written(error: Any, status: str, code: str) -> None:
-    composer = read().composer
-    composer.opening()
-    composer.chunks(TextDelta(0, "Hel"))
-    last = json.loads(msgspec.json.encode(composer.failed(error)[-1]))
+    builder = read().builder
+    builder.opening()
+    builder.chunks(TextDelta(0, "Hel"))
+    last = json.loads(msgspec.json.encode(builder.failed(error)[-1]))
     STREAM_EVENT.validate_python(last)
     assert last["type"] == "response.failed"
     assert (last["response"]["status"], last["response"]["error"]["code"]) == (status, code)
@@ -485,8 +485,8 @@ def test_what_was_asked_is_given_back() -> None:
 
 def test_the_servers_own_calls_are_listed_made_and_gone_on_from() -> None:
     plan = read(tools=[MCP])
-    composer = plan.composer
-    opening = [json.loads(msgspec.json.encode(chunk)) for chunk in composer.opening()]
+    builder = plan.builder
+    opening = [json.loads(msgspec.json.encode(chunk)) for chunk in builder.opening()]
     assert types(opening)[2:] == [
         "output_item.added",
         "mcp_list_tools.in_progress",
@@ -494,8 +494,8 @@ def test_the_servers_own_calls_are_listed_made_and_gone_on_from() -> None:
         "output_item.done",
     ]
     script = [*call(0, "files__read", '{"path": "a"}'), *call(1, "files__read", "{}"), *ended("tool_calls")]
-    events = [chunk for event in script for chunk in composer.chunks(event)]
-    first, second = composer.calls
+    events = [chunk for event in script for chunk in builder.chunks(event)]
+    first, second = builder.calls
     events += [*first.succeeded("text of a"), *second.failed("no such file")]
     for chunk in events:
         STREAM_EVENT.validate_python(json.loads(msgspec.json.encode(chunk)))
@@ -503,11 +503,11 @@ def test_the_servers_own_calls_are_listed_made_and_gone_on_from() -> None:
     assert job is not None and job.request.id == ID
     said = tokenizer().decode(job.request.prompts[0], skip_special=False)
     assert said.index("files__read") < said.index("text of a") < said.index("no such file")
-    composer.calls = []
-    composer.chunks(TextDelta(0, "Done."))
+    builder.calls = []
+    builder.chunks(TextDelta(0, "Done."))
     for event in ended():
-        composer.chunks(event)
-    made = json.loads(msgspec.json.encode(composer.close()[-1]))["response"]
+        builder.chunks(event)
+    made = json.loads(msgspec.json.encode(builder.close()[-1]))["response"]
     assert [item["type"] for item in made["output"]] == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
     assert [item.get("status") for item in made["output"][1:]] == ["completed", "failed", "completed"]
     assert made["usage"]["output_tokens"] == 10
@@ -517,5 +517,5 @@ def test_the_servers_own_calls_are_listed_made_and_gone_on_from() -> None:
 def test_no_round_begins_without_tokens_left_to_spend() -> None:
     plan = read(tools=[MCP], max_output_tokens=5)
     for event in [*call(0, "files__read", "{}"), *ended("tool_calls", completion=5)]:
-        plan.composer.chunks(event)
+        plan.builder.chunks(event)
     assert plan.next_task() is None

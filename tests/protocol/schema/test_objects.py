@@ -12,7 +12,7 @@ from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.fields import BodyReading, Bool, Int, ListOf, OneOf, Text
 from ingot.protocol.schema.objects import (
     Is,
-    IsGiven,
+    IsSet,
     Never,
     Not,
     ObjectOf,
@@ -155,7 +155,7 @@ objects = st.dictionaries(
 )
 conditions = st.recursive(
     st.one_of(
-        st.builds(IsGiven, st.sampled_from("abc")), st.builds(Is, st.sampled_from("abc"), st.sampled_from([True, 0]))
+        st.builds(IsSet, st.sampled_from("abc")), st.builds(Is, st.sampled_from("abc"), st.sampled_from([True, 0]))
     ),
     lambda inner: st.builds(Not, inner),
     max_leaves=3,
@@ -177,7 +177,7 @@ def test_a_rule_and_its_schema_agree_on_every_object(rule: Never, value: dict[st
 
 
 def test_a_rule_needs_all_its_conditions() -> None:
-    rule = Never((IsGiven("a"), Not(Is("b", True))), "a needs b.", param="a")
+    rule = Never((IsSet("a"), Not(Is("b", True))), "a needs b.", param="a")
     rule.check({"a": 1, "b": True})
     rule.check({"b": False})
     with pytest.raises(BadRequest, match="a needs b"):

@@ -157,7 +157,7 @@ def test_masks_are_those_of_a_matcher_that_accepts_the_tokens_one_by_one(
     looking, plain = advanced(grammar, before), advanced(grammar, before)
     if looking.done:
         return
-    count = looking.agreed(draft)
+    count = looking.count_allowed(draft)
     assert count == len(draft) - advanced(grammar, [*before, *draft]).done
     masks = looking.masks(draft[:count])
     assert len(masks) == count + 1
@@ -179,7 +179,7 @@ def test_a_matcher_goes_on_as_one_that_never_looked_ahead(
         for most in looks:
             draft = walked(grammar, tokenizer, chance, written[:index], most)
             noise = [chance.randrange(tokenizer.vocab_size) for _ in range(2)]
-            looking.masks(draft[: looking.agreed([*draft, *noise])])
+            looking.masks(draft[: looking.count_allowed([*draft, *noise])])
             looking.forced(most)
         assert (looking.free, looking.done) == (plain.free, plain.done)
         assert same(looking.mask(), plain.mask(), tokenizer.vocab_size)
@@ -199,7 +199,7 @@ def test_a_matcher_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
     matcher, expected = advanced(grammar, before), 0
     if matcher.done:
         return
-    agreed = advanced(grammar, before).agreed(draft)
+    count_allowed = advanced(grammar, before).count_allowed(draft)
     for token in draft:
         if token not in choices(matcher, tokenizer):
             break
@@ -207,7 +207,7 @@ def test_a_matcher_agrees_up_to_what_its_masks_forbid_or_what_completes_it(
         if matcher.done:
             break
         expected += 1
-    assert agreed == expected
+    assert count_allowed == expected
 
 
 @given(walks, st.integers(0, 20))
@@ -239,8 +239,8 @@ def test_the_token_that_completes_an_answer_is_neither_forced_nor_agreed_to() ->
     matcher = grammars(SPELLED).choice(["zqx"]).begin()
     tokens = SPELLED.encode("zqx", add_special=False)
     assert matcher.forced(9) == tuple(tokens[:2])
-    assert matcher.agreed(tokens) == 2
-    assert matcher.agreed([*tokens, *SPELLED.eos_ids]) == 2
+    assert matcher.count_allowed(tokens) == 2
+    assert matcher.count_allowed([*tokens, *SPELLED.eos_ids]) == 2
 
 
 def test_a_spent_budget_forces_the_end_of_the_thinking() -> None:
@@ -275,7 +275,7 @@ def test_a_grammar_that_is_given_up_says_so_where_masks_are_asked_for_and_only_t
 
     monkeypatch.setattr(LlguidanceGrammar, "took", give_up)
     assert matcher.forced(4) == ()
-    assert matcher.agreed(draft) == 4
+    assert matcher.count_allowed(draft) == 4
     with pytest.raises(GrammarTooComplex):
         matcher.masks(draft)
     monkeypatch.undo()

@@ -39,8 +39,8 @@ def made() -> Iterator[Make]:
 def grammar(
     made: Make, name: str, tokenizer: Tokenizer, *, start: ThinkingStart = UNOPENED, parallel: bool = True
 ) -> CompiledGrammar:
-    found, unheld = made(tokenizer).begun_calls(format_by_name(name), LAX, start, parallel=parallel)
-    assert found is not None and not unheld
+    found, unenforced = made(tokenizer).begun_calls(format_by_name(name), LAX, start, parallel=parallel)
+    assert found is not None and not unenforced
     return found
 
 
@@ -220,7 +220,7 @@ def test_looking_ahead_leaves_it_as_it_was(made: Make) -> None:
         matcher = grammar(made, "hermes", PLAIN).begin()
         for token in tokens[:cut]:
             matcher.accept(token)
-        assert matcher.agreed(tokens[cut:]) == len(tokens) - cut
+        assert matcher.count_allowed(tokens[cut:]) == len(tokens) - cut
         masks = matcher.masks(tokens[cut:])
         for token, mask in zip(tokens[cut:], masks, strict=False):
             now = matcher.mask()
@@ -230,10 +230,10 @@ def test_looking_ahead_leaves_it_as_it_was(made: Make) -> None:
 
 def test_a_schema_that_cannot_be_enforced_costs_that_tool_alone(made: Make) -> None:
     wrong = {"type": "object", "properties": {"a": {"$ref": "#/$defs/nowhere"}}}
-    found, unheld = made(PLAIN).begun_calls(
+    found, unenforced = made(PLAIN).begun_calls(
         format_by_name("hermes"), [*LAX, GrammarTool("odd", wrong)], UNOPENED, parallel=True
     )
-    assert found is not None and unheld == ("odd",)
+    assert found is not None and unenforced == ("odd",)
     matcher = found.begin()
     write(matcher, PLAIN, '<tool_call>{"name": "odd", "arguments": {"a": [1')
     assert is_constrained(matcher)
@@ -272,7 +272,7 @@ def test_it_is_compiled_elsewhere_and_the_request_can_go_on_without(made: Make) 
             made(PLAIN).begun_calls(format_by_name("glm"), LAX, UNOPENED, parallel=False)
         assert missing.value.optional
         prepared_grammars.set({missing.value.key: "others are compiled"})
-        found, unheld = made(PLAIN).begun_calls(format_by_name("glm"), LAX, UNOPENED, parallel=False)
-        assert found is None and unheld
+        found, unenforced = made(PLAIN).begun_calls(format_by_name("glm"), LAX, UNOPENED, parallel=False)
+        assert found is None and unenforced
     finally:
         prepared_grammars.reset(token)

@@ -29,7 +29,7 @@ class Counting:
         self.encoded_texts.append(text)
         return list(text.encode())
 
-    def encode_with_places(
+    def encode_with_offsets(
         self, text: str, offsets: Sequence[int], *, add_special: bool, quoted: Any = None
     ) -> tuple[list[int], list[int]]:
         return self.encode(text, add_special=add_special), list(offsets)
@@ -97,7 +97,7 @@ def test_a_text_in_strands_gives_the_tokens_of_the_whole(made: Load, name: str) 
 def test_tokens_are_counted_up_to_each_place(real: Load, name: str) -> None:
     tokenizer = real(name)
     text = "Ünïcode 😀 text,\n\n  and more of it"
-    ids, counts = tokenizer.encode_with_places(text, range(len(text) + 1), add_special=False)
+    ids, counts = tokenizer.encode_with_offsets(text, range(len(text) + 1), add_special=False)
     assert ids == tokenizer.encode(text, add_special=False)
     assert counts == sorted(counts) and counts[-1] == len(ids)
     for offset, count in enumerate(counts):

@@ -250,7 +250,7 @@ def test_a_control_token_is_text_where_it_is_quoted_and_a_token_elsewhere(made: 
         text = front + middle + back
         every = TokenFinder(tokenizer.controls.all)
         quoted = [at for at in every.offsets(text) if len(front) <= at < len(front + middle)]
-        ids, counts = tokenizer.encode_with_places(text, [len(text)], add_special=False, quoted=quoted)
+        ids, counts = tokenizer.encode_with_offsets(text, [len(text)], add_special=False, quoted=quoted)
         meant = [at for at in every.offsets(text) if at not in quoted]
         assert sum(token in tokenizer.special_ids for token in ids) == len(meant)
         assert counts == [len(ids)]
@@ -272,7 +272,7 @@ def test_the_framed_encoder_agrees_with_the_plain_one_where_nothing_is_quoted(ma
         edges = [
             offset for offset in offsets if not any(text[:offset].endswith(w[:-1]) for w in ("<s>", "</s>", "<tool>"))
         ]
-        plain = tokenizer.encode_with_places(text, edges, add_special=False)
+        plain = tokenizer.encode_with_offsets(text, edges, add_special=False)
         assert framed.encode(text, edges, ()) == plain
 
     holds()
@@ -295,7 +295,7 @@ def unigram() -> Library:
 
 def test_a_model_that_knows_a_control_token_s_text_does_not_find_it_in_quotes() -> None:
     tokenizer = Tokenizer(FastVocabulary(unigram()), named={"eos_token": "</s>"})
-    ids, counts = tokenizer.encode_with_places("a</s>b</s>", [2, 5, 10], add_special=False, quoted=[1])
+    ids, counts = tokenizer.encode_with_offsets("a</s>b</s>", [2, 5, 10], add_special=False, quoted=[1])
     assert ids.count(2) == 1 and ids[-1] == 2
     assert tokenizer.decode(ids, skip_special=False) == "a</s>b</s>"
     assert counts == [2, 5, 7]
@@ -318,7 +318,7 @@ def test_a_tokenizer_that_runs_in_python_tells_text_from_tokens_too(tmp_path: Pa
     (tmp_path / "spiece.model").write_bytes(sentencepiece_model)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer.load(tmp_path)
-    ids, counts = tokenizer.encode_with_places("hello</s>you</s>", [9, 16], add_special=False, quoted=[5])
+    ids, counts = tokenizer.encode_with_offsets("hello</s>you</s>", [9, 16], add_special=False, quoted=[5])
     assert ids.count(2) == 1 and ids[-1] == 2
     assert counts == [0, len(ids)]
 
