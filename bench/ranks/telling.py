@@ -14,25 +14,17 @@ import statistics
 import time
 from collections.abc import Sequence
 
+import mlx.core as mx
+
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.batch_state import BatchState
 from ingot.cache.footprint import Footprint
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.distributed.control_channel import ControlChannel, FrameKind
-from ingot.distributed.group import GroupTotals
 from ingot.distributed.leader_state import LeaderBatchState
 from ingot.distributed.wire import Link
 
-WHOLE = GroupTotals(
-    Footprint(groups=((None, 1024),), recurrent=0, activation=0, score=0, logits=0),
-    ragged=True,
-    mixed=True,
-    spare=1 << 30,
-    rewinds=True,
-    forgets=True,
-    encoded={},
-    heavier=1.0,
-)
+WHOLE = Footprint(groups=((None, 1024),), recurrent=0, activation=0, score=0, logits=0)
 
 
 def follower() -> tuple[Link, int]:
@@ -45,7 +37,7 @@ def follower() -> tuple[Link, int]:
         return Link(ours, "follower"), said
     ours.close()
     link, read = Link(theirs, "rank 0"), 0
-    while (frame := link.receive()).kind == FrameKind.TOLD:
+    while (frame := link.receive()).kind == FrameKind.EVENTS:
         read += len(frame.body)
     os.write(says, str(read).encode())
     os._exit(0)
@@ -63,7 +55,7 @@ def steps(rows: BatchState, seated: list[Row], count: int) -> list[float]:
 
 def launch(rows: BatchState, parts: list[ForwardPart], tokens: int) -> None:
     if isinstance(rows, LeaderBatchState):
-        with rows.passing(tokens, range(tokens)), rows.launch(parts):
+        with rows.passing(mx.zeros(tokens, mx.int32), range(tokens)), rows.launch(parts):
             return
     with rows.launch(parts):
         return
@@ -85,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     asked = parser.parse_args(arguments)
     followers = [follower() for _ in range(asked.followers)]
     voice = ControlChannel([link for link, _ in followers])
-    told = LeaderBatchState([], WHOLE, voice, None, 0)
+    told = LeaderBatchState([], (), WHOLE, voice, None, 0, None, mixed=True)
     plain = BatchState([], windows=[None])
     each = [(rows, begun(rows, asked.rows, asked.tokens)) for rows in (told, plain)]
     leading, alone = (steps(rows, seated, asked.steps) for rows, seated in each)

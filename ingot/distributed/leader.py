@@ -7,6 +7,12 @@ Cached records: rank 0 decides what becomes of them, and each rank has its part,
 is there if every rank has its part. Rank 0 knows its own files; whether the followers have theirs turns out when all
 ranks read at once: one that lacks its part, or finds it damaged, makes it a miss for all. Missing answers count as
 failures: a read is given up after a while, and what was not written everywhere is not there.
+
+A pass is sent as one message before rank 0 computes it; its tokens come by a collective (zeros from all ranks but 0),
+because they may have been sampled on the device and be unknown to Python. Collectives carry tensors alone, there are
+none while nothing runs, and within a pass each depends on the one before, so that all ranks meet them in the same
+order. A follower that fails says why and exits; requests then end with a 503, as they do if a pass fails on rank 0 that
+the others were sent.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ running sequences (scheduler, runner, speculation, SpecPrefill); if it is found 
 one. `LoadedModel` is what the engine thread starts with.
 
 Any thread may call `enter`, `cancel` and `status`; everything else belongs to the engine thread.
+
+The KV of the old core is freed explicitly, and the frames of the exception are cleared: trees, pages and storages refer
+to each other, and would otherwise wait for the garbage collector.
 """
 
 from __future__ import annotations

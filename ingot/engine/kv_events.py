@@ -177,7 +177,7 @@ class KVEventPublisher:
         self._context = self._zmq.Context()
         self._batches: queue.Queue[KVEventBatch | None] = queue.Queue(QUEUED_BATCHES)
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=REPLAYED_BATCHES)
-        self._topic = address.topic.encode()
+        self._topic, self._next_number, self._encoder = address.topic.encode(), 0, msgspec.msgpack.Encoder()
         self._pub = self._bound(self._zmq.PUB, address.endpoint)
         self._pub.set_hwm(UNREAD_MESSAGES)
         self._router = None if address.replay is None else self._bound(self._zmq.ROUTER, address.replay)
@@ -213,7 +213,6 @@ class KVEventPublisher:
         self._thread.join()
 
     def _run(self) -> None:
-        encoder, number = msgspec.msgpack.Encoder(), 0
         try:
             while True:
                 try:
@@ -223,15 +222,19 @@ class KVEventPublisher:
                     continue
                 if batch is None:
                     return
-                message = (number.to_bytes(8, "big"), encoder.encode(batch))
-                number += 1
-                self._sent.append(message)
-                self._pub.send_multipart((self._topic, *message))
-                self._replay()
+                self._send(batch)
+                if self._batches.empty():  # what was published before a client asks for a replay is in it
+                    self._replay()
         except Exception:
             log.exception("KV events are no longer published")
         finally:
             self._context.destroy(linger=1000)
+
+    def _send(self, batch: KVEventBatch) -> None:
+        message = (self._next_number.to_bytes(8, "big"), self._encoder.encode(batch))
+        self._next_number += 1
+        self._sent.append(message)
+        self._pub.send_multipart((self._topic, *message))
 
     def _replay(self) -> None:
         """Answer requests for earlier batches."""

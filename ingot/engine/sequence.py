@@ -3,6 +3,9 @@
 A few integers are all that scheduling needs of it. `PromptMedia` knows which images and videos are where in the prompt,
 `ThinnedPrompt` which tokens SpecPrefill left out: both give RoPE positions, and the keys by which the prefix cache
 knows tokens. Everything here belongs to the engine thread once a sequence runs.
+
+No record ends inside a medium. Where the tokens of an image attend to each other (Gemma 3), prompt chunks end before or
+after the image, and attention computes its tokens once more over all keys up to its end.
 """
 
 from __future__ import annotations

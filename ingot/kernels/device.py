@@ -1,4 +1,10 @@
-"""The device that MLX runs on: its name, its memory, and whether it is lost."""
+"""The device that MLX runs on: its name, its memory, and whether it is lost.
+
+MLX submits work to a GPU in batches of commands (on an H100 up to a hundred operations), and frees what they read when
+the whole batch is done, not after the last reader. So a pass holds more than it needs at any moment. MLX's limit is set
+to the budget, so that it waits for running batches first, and the tenth of the device's memory that the budget leaves
+to others is what one batch may exceed it by. `bench.unpacking` shows prediction and peak on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -240,6 +241,22 @@ def test_what_was_missed_can_be_asked_for(publisher: KVEventPublisher) -> None:
                 break
             got.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(batch)[1][0]["block_hashes"]))
     assert got == [(1, [1]), (2, [2])]
+
+
+def test_a_replay_has_everything_that_was_published_before_it_was_asked_for(publisher: KVEventPublisher) -> None:
+    asked, send = threading.Event(), publisher._send
+    publisher._send = lambda batch: (asked.wait(10), send(batch))  # type: ignore[method-assign, assignment]
+    for id in range(3):
+        publisher.publish([BlockRemoved([id], "GPU")])
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.connect(publisher.replay)
+        client.send_multipart((b"", bytes(8)))
+        assert publisher._router.poll(5000)  # the publisher's thread waits, and does not use it meanwhile
+        asked.set()
+        numbers = []
+        while (message := client.recv_multipart())[1] != END_OF_REPLAY:
+            numbers.append(int.from_bytes(message[1], "big"))
+    assert numbers == [0, 1, 2]
 
 
 def test_an_endpoint_that_is_taken_is_an_error_that_names_it(publisher: KVEventPublisher) -> None:

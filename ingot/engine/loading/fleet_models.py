@@ -1,4 +1,9 @@
-"""A fleet's models as files and as engines: found, measured, loaded, unloaded. For threads other than the engine's."""
+"""A fleet's models as files and as engines: found, measured, loaded, unloaded. For threads other than the engine's.
+
+Unloading drops every reference on the engine thread and clears MLX's cache, and the freed memory is measured there
+before another workload has a turn. Nothing that a process keeps (compiled kernels, the driver) grows with the number of
+loads; tokenizers have no word cache, because the library's is one for each thread and would outlive the model there.
+"""
 
 from __future__ import annotations
 

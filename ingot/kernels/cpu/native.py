@@ -3,6 +3,12 @@
 Whether it is installed and enabled (`available`); attention fused with norms and RoPE; KV pages; weight matrices and
 products; recurrent layers; all layers of a Llama-like model as one operation; norms and gates; sampling; convolutions;
 and the KV codecs. Importing this imports neither mlx nor the extension; calling it does.
+
+One set of kernels is compiled for each instruction set (portable, NEON with dot products, the same with half precision,
+AVX2, AVX-512 with and without VNNI; AMX for many rows) and chosen when the library is loaded; `INGOT_ISA` asks for a
+slower one. Products and sums are fused explicitly, never by the compiler's choice, because sums that must agree to the
+last bit are computed in several places. Buffers borrowed from Python are returned without Python's lock
+(`native/src/lent.h`): a computing thread would otherwise wait for it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 On CUDA kernels are compiled several at a time, cached in files, and launched by MLX. A kernel that cannot be compiled,
 or fails on first use, is compiled by MLX instead.
+
+At load the kernels of a layer are rehearsed (`LaunchRehearsal`): launched by a launcher that only notes what would have
+to be compiled. Those are compiled in parallel before the layer's kernels are checked, so that nothing is compiled while
+a request waits; a test holds that. MLX passes neither shapes nor strides to a kernel that it did not compile: a source
+that reads an input's shape gets the sizes after the arrays, and inputs must be contiguous.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 A layer that some adapter is for is swapped for one with the stacked matrices of all adapters. In a forward pass in
 which no token has an adapter, it computes what it did before.
+
+On CPUs, modules that compute several layers, or a mixer and what is around it, as one operation run the layers' own
+modules in a pass with adapters; so rows with and without an adapter take separate passes there. On CUDA, decode graphs
+with adapters have two more kernels for each product, and are made again when adapters come or go. Loading tries an
+adapter on a few tokens: every layer that it is for must have been used.
 """
 
 from __future__ import annotations

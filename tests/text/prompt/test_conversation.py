@@ -53,7 +53,7 @@ class World:
         return self.composer.compose(Conversation(messages, **options), HERMES)
 
     def answer(self, prompt: Prompt, raw: str, content: str, thought: str = "", calls: Sequence[Any] = ()) -> None:
-        thread = key_with_answer(prompt.thread, prompt.begun + content, calls, ids=prompt.call_ids)
+        thread = key_with_answer(prompt.thread, prompt.continued_text + content, calls, ids=prompt.call_ids)
         self.answers.keep(thread, prompt.opening, list(raw.encode()), thought)
 
 
@@ -130,7 +130,7 @@ def test_an_answer_goes_on_where_the_client_began_it() -> None:
     world = World()
     first = world.prompt(USER, assistant("Once "), continued=True)
     assert first.text == "<user>Hi</><assistant>Once "
-    assert (first.begun, first.opening) == ("Once ", "<assistant>Once ")
+    assert (first.continued_text, first.opening) == ("Once ", "<assistant>Once ")
     world.answer(first, "upon a time", "upon a time")
     second = world.prompt(USER, assistant("Once upon a time"), USER)
     assert second.recalled == 1
