@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
 	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
-	@echo "make test-slow     the slow tests, in minutes"
+	@echo "make test-slow     the slow tests, in minutes                 PART=3/12 runs one part of twelve"
 	@echo "make soak          keep a server busy for half an hour        ARGS='--minutes 5' for less"
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
@@ -42,19 +42,20 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python tools/steadily.py -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
 
 # The decisions that GPUs would need, on a machine without one. Tests that choose those rules themselves ran already.
 test-as-gpus: $(VENV)/.ready-test
 	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "this machine has a GPU"; exit 0; }; for kind in cuda metal; do \
 		echo "with the rules of $$kind:"; \
-		INGOT_AS=$$kind $(BIN)/python tools/steadily.py -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
+		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
 	done
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=thorough $(AT_LENGTH) -m "slow or hypothesis" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
+		$(if $(PART),--part $(PART)) $(ARGS)
 
 soak: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	for model in all-minilm-l6-v2 whisper-tiny.en; do $(BIN)/ingot pull $$model || exit 1; done

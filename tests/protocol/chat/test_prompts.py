@@ -356,7 +356,7 @@ def test_pixels_are_unpacked_when_they_are_asked_for_and_not_before(monkeypatch:
     request = chat([{"role": "user", "content": [image_url(turned_file(30, 20, 6))]}])
     assert not unpacked
     [frame] = only(request).source.frames()
-    assert unpacked == ["picture"] and frame.shape == (30, 20, 3)
+    assert unpacked == ["image"] and frame.shape == (30, 20, 3)
 
 
 def test_the_text_of_a_placeholder_in_a_message_is_text() -> None:
