@@ -106,6 +106,6 @@ def test_what_one_server_cached_is_exported_and_imported_by_another(
 
 def test_an_export_that_fails_leaves_no_file_behind(url: str, tmp_path: Path) -> None:
     path = tmp_path / "prefixes.safetensors"
-    with pytest.raises(ServerError, match="no files to know it by"):
+    with pytest.raises(ServerError, match="no files to identify it by"):
         cache.run_cache(["export", str(path), "--url", url])
     assert not list(tmp_path.iterdir())

@@ -58,7 +58,7 @@ def test_heads_do_not_guess_where_live_pages_are_coded() -> None:
     )
     assert options_among_ranks(SpeculationOptions(None), leading).names == ("forced", "lookup")
     assert options_among_ranks(SpeculationOptions(("lookup", "draft")), leading).names == ("lookup", "draft")
-    with pytest.raises(ConfigError, match="speculate mtp: what a head keeps is not put into kv_codec"):
+    with pytest.raises(ConfigError, match="speculate mtp: the KV of a draft head is not put into kv_codec"):
         options_among_ranks(SpeculationOptions(("lookup", "mtp")), leading)
 
 
@@ -69,7 +69,7 @@ def test_only_one_of_both_ways_can_be_had() -> None:
 
 def test_a_process_that_was_started_alone_is_no_rank() -> None:
     assert rank_config_from_settings(Settings(), {}) is None
-    with pytest.raises(ConfigError, match="ask for 2 ranks, and this process is started as one of 1"):
+    with pytest.raises(ConfigError, match="ask for 2 ranks, but this process was started as one of 1"):
         rank_config_from_settings(Settings(tensor_parallel_size=2), {})
 
 

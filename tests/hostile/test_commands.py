@@ -33,9 +33,9 @@ def test_a_unit_that_ingot_did_not_write_is_neither_overwritten_nor_removed(
 ) -> None:
     unit.write_text(THEIRS)
     assert main(["service", "uninstall", "--name", "mine"]) != 0
-    assert f"ingot did not write {unit}, and leaves it" in capsys.readouterr().err
+    assert f"ingot did not write {unit}, so it is left alone" in capsys.readouterr().err
     assert main(["service", "install", "--name", "mine"]) != 0
-    assert "says something else; ingot did not write it" in capsys.readouterr().err
+    assert "is different; ingot did not write it" in capsys.readouterr().err
     assert unit.read_text() == THEIRS
 
 

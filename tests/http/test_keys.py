@@ -55,7 +55,7 @@ def test_a_file_names_keys_with_what_they_may(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[alice]\n", "neither a key nor keys"),
+        ("[alice]\n", "neither key nor keys"),
         ('[alice]\nkey = "short"\n', "at least 8 characters"),
         ('[alice]\nkey = "the-same-key"\n[bob]\nkey = "the-same-key"\n', r"\[alice\] has the same key"),
         ('[alice]\nkey = "long-enough"\nrequest_per_minute = 3\n', "unknown field `request_per_minute`"),
@@ -63,7 +63,7 @@ def test_a_file_names_keys_with_what_they_may(tmp_path: Path) -> None:
         ('["a b"]\nkey = "long-enough"\n', "a name has"),
         ("[0123456789abcdef]\nkey = 'long-enough'\n", "a name has"),
         ("[alice\n", "not valid TOML"),
-        ("", "holds no key"),
+        ("", "contains no key"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_in_words_without_keys(tmp_path: Path, text: str, problem: str) -> None:

@@ -153,7 +153,7 @@ async def compiling(tmp_path: Path) -> AsyncIterator[tuple[Any, Gate]]:
     service = next(app.state.service.services())
     gate = Gate()
     service.served.grammars.prepare()
-    service.served.grammars._trials = Trials(gate)  # type: ignore[assignment]
+    service.served.grammars._compilers = Trials(gate)  # type: ignore[assignment]
     try:
         yield app, gate
     finally:

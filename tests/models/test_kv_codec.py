@@ -172,7 +172,7 @@ def test_layers_that_see_a_window_stay_raw_and_that_is_said() -> None:
 
 def test_what_states_are_kept_in_is_told() -> None:
     formats = with_kv_codec(tiny.adapter("kernel-32"), CODEC).formats
-    assert "states k8v4 behind the newest in float" in str(formats)
+    assert "KV k8v4 behind the newest in float" in str(formats)
 
 
 @pretended

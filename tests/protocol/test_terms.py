@@ -86,7 +86,7 @@ def test_a_name_must_be_a_string() -> None:
     ("values", "result"),
     [
         ({"alias": ("claude-*",)}, "claude-*=default"),
-        ({"alias": ("=default",)}, "is no alias"),
+        ({"alias": ("=default",)}, "is not an alias"),
         ({"served_model_name": ("claude-*",)}, "--alias"),
     ],
 )

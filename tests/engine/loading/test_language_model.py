@@ -81,7 +81,7 @@ def test_the_same_files_under_two_names_are_one_adapter(model: ModelAdapter, fol
 class Squares:
     """A processor that shows everything alike."""
 
-    def picture(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+    def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         return LAYOUT
 
 

@@ -117,7 +117,7 @@ def test_a_kernel_that_is_wrong_is_named(old: str, new: str, said: str, monkeypa
 
 
 def test_what_there_is_no_kernel_for_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="66 of 64 numbers turn"):
+    with pytest.raises(ValueError, match="66 of 64 dimensions are rotated"):
         RopeKernel(Emulator(), TUNINGS["cuda"], RopeShape(AttentionShape(4, 2, 64, 64), dims=66), mx.float32)
     with pytest.raises(ValueError, match="int32: there are kernels for"):
         RopeKernel(Emulator(), TUNINGS["cuda"], SHAPES[0], mx.int32)

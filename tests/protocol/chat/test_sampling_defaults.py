@@ -48,7 +48,7 @@ def messages(to: ServedModel, **result: Any) -> Sampling:
 
 def response(to: ServedModel, **result: Any) -> Sampling:
     plan = read_response({"input": "Hi", **result}, to, "resp_" + "0" * 24, ResponseContext(None, {}))
-    body = plan.composer.snapshot()
+    body = plan.builder.snapshot()
     sampling = plan.first.request.sampling
     assert (body.temperature, body.top_p) == (sampling.temperature, sampling.top_p), "what was used is told"
     return sampling
@@ -139,7 +139,7 @@ def test_clients_are_shown_what_holds() -> None:
     to = served(RECOMMENDED, override_generation_config={"min_p": 0})
     shown = {name: value for name, value in RECOMMENDED.items() if name != "min_p"}
     assert list_models([(STANDS, to)]).data[0].default_sampling_params == shown
-    assert retrieve_model("default", served()).default_sampling_params == {}
+    assert retrieve_model("default", served(), ()).default_sampling_params == {}
     assert "temperature 0.6\n" in show_ollama_model({}, to).parameters
     assert "repeat_penalty 1.05" in show_ollama_model({}, to).parameters
 
