@@ -74,6 +74,6 @@ def test_a_translation_is_typed(client: openai.OpenAI, engine: HearingEngine) ->
 def test_refusals_are_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="toy-ears"):
         client.audio.transcriptions.create(file=SOUND, model="whisper-1")
-    with pytest.raises(openai.BadRequestError, match="no sound of a known format") as refused:
+    with pytest.raises(openai.BadRequestError, match="not audio of a known format") as refused:
         client.audio.transcriptions.create(file=("a.wav", b"no sound"), model="toy-ears")
     assert (refused.value.code, refused.value.param) == ("invalid_media", "file")

@@ -12,13 +12,13 @@ def check_tool_format() -> None:
     from ingot.text.parser.events import PastCall
     from ingot.text.tool_formats.registry import detect_format
     from ingot.text.tool_formats.rendering import render_calls
-    from tests.text.parser.answers import cut, parsed, told
+    from tests.text.parser.answers import cut, parsed, summary
 
     format = detect_format("{{ tools }} <|call|>", "unheard_of")
     assert format.name == "novel"
     text = '<|call|>{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}}<|end_call|>'
     for split in range(len(text)):
-        assert told(parsed(format, cut(text, [split]))) == [("calls", "get_weather", {"city": "Bern", "days": 2})]
+        assert summary(parsed(format, cut(text, [split]))) == [("calls", "get_weather", {"city": "Bern", "days": 2})]
     assert render_calls(format, [PastCall("get_weather", {"city": "Bern", "days": 2})]) == text
 
 
@@ -57,12 +57,12 @@ def check_proposer() -> None:
 
 
 def check_metric() -> None:
-    from ingot.protocol.ingot_api.metrics import ModelMeasurements, render_metrics
+    from ingot.protocol.ingot_api.metrics import generating_model_metrics, render_metrics
     from tests.http.scripted import ScriptedEngine
 
     engine = ScriptedEngine()
     assert getattr(engine.figures, "empty_answers") == 0  # noqa: B009  (it is not there outside of the copy)
-    model = ModelMeasurements(engine.card, engine.health(), engine.figures, engine.speculation)
+    model = generating_model_metrics(engine.card, engine.health(), engine.figures, engine.speculation)
     lines = render_metrics([model], {}).splitlines()
     assert [line[-2:] for line in lines if line.startswith("ingot_empty_answers_total{")] == [" 0"]
 

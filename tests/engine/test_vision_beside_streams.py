@@ -22,7 +22,7 @@ def test_where_nothing_is_left_of_the_target_each_step_is_followed_by_one_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[int] = []  # slices behind each step in which somebody decoded
-    step, one_slice = GenerationWorkload._step, VisionEncoderRunner._slice
+    step, one_slice = GenerationWorkload._step, VisionEncoderRunner._run_slice
 
     def stepped(self: GenerationWorkload, *given: object) -> None:
         step(self, *given)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def test_where_nothing_is_left_of_the_target_each_step_is_followed_by_one_slice(
             turns[-1] += 1
 
     monkeypatch.setattr(GenerationWorkload, "_step", stepped)
-    monkeypatch.setattr(VisionEncoderRunner, "_slice", sliced)
+    monkeypatch.setattr(VisionEncoderRunner, "_run_slice", sliced)
     folder = saved("qwen3_vl", tmp_path / "model")
     engine = start_seeing(folder, limits=EngineLimits(target_itl_ms=1e-6))
     try:

@@ -86,7 +86,11 @@ def test_bodies_of_one_key_that_stop_after_a_byte_keep_no_other_key_out_nor_prob
             assert httpx.get(f"{url}/health/live").status_code == 200
             assert httpx.get(f"{url}/v1/models", headers=POLITE).status_code == 200
             told = everything(greedy[1])
-            assert told.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in told and b"connections of the server are in use" in told
+            assert (
+                told.startswith(b"HTTP/1.1 503")
+                and b"retry-after: 1" in told
+                and b"connections of the server are in use" in told
+            )
             caplog.clear()
         assert [everything(one)[:12] for one in (greedy[0], greedy[2])] == [b"HTTP/1.1 503"] * 2
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ingot")]

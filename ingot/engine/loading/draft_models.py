@@ -7,9 +7,10 @@ tokens than the target; ModelError where what there is does not work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings
@@ -27,6 +28,12 @@ from ingot.models.draft_heads.eagle import load_eagle
 from ingot.models.draft_heads.mtp import check_draft_head, load_mtp_head, with_draft_head
 from ingot.text.tokenizer.tokenizer import PromptTranslation, Tokenizer
 
+MODEL_FREE_PROPOSERS: Final[dict[str, Callable[[], Proposer]]] = {
+    "forced": ForcedTokensProposer,
+    "lookup": LookupProposer,
+}
+"""Proposers that need neither a model nor a head, by name, in order of preference."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenProposers:
@@ -36,7 +43,7 @@ class ChosenProposers:
 
     def begin(self, draft: DraftModel | None) -> list[Proposer]:
         """The proposers, but for the head. Raises ModelError where a draft cannot be one."""
-        proposers: dict[str, Proposer] = {"forced": ForcedTokensProposer(), "lookup": LookupProposer()}
+        proposers = {name: make() for name, make in MODEL_FREE_PROPOSERS.items()}
         if draft is not None and "draft" in self.names:
             proposers["draft"] = DraftModelProposer(draft, vocab=self.adapter.vocab)
         return [proposers[name] for name in self.names if name in proposers]
@@ -59,7 +66,7 @@ def choose_proposers(
     elif _is_wanted(choice, "mtp"):
         headed, notes = _with_mtp_head(choice, folder, adapter, dtype)
     head = () if headed.head is None else (headed.head.name,)
-    offered = ("forced", "lookup", *head, *(("draft",) if "draft" in models else ()))
+    offered = (*MODEL_FREE_PROPOSERS, *head, *(("draft",) if "draft" in models else ()))
     choice.refuse_missing(offered)
     return ChosenProposers(headed, offered if choice.names is None else choice.names, notes)
 

@@ -61,7 +61,7 @@ def test_guesses_behind_a_thinned_prompt_change_no_token_cold_and_taken_over(pai
 def test_a_head_is_shown_each_kept_token_at_the_position_of_the_one_before(
     pair: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt, shown, launched = some(LENGTH), dict[int, int](), DraftHeadProposer._launch
+    prompt, shown, launched = some(LENGTH), dict[int, int](), DraftHeadProposer._batch
 
     def listening(self: DraftHeadProposer, sequence: TokenSequence, place: int, count: int) -> ForwardBatch:
         launch = launched(self, sequence, place, count)
@@ -69,7 +69,7 @@ def test_a_head_is_shown_each_kept_token_at_the_position_of_the_one_before(
         shown.update(zip(range(place, place + count), stated, strict=False))
         return launch
 
-    monkeypatch.setattr(DraftHeadProposer, "_launch", listening)
+    monkeypatch.setattr(DraftHeadProposer, "_batch", listening)
     ended(answer(pair[1], ask(prompt, max_tokens=10)))
     kept: list[int] = select_tokens(evenly(prompt), required_tokens(LENGTH), 0.3).tolist()
     before = [kept[0], *kept, *range(LENGTH, LENGTH + 8)]
