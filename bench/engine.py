@@ -91,10 +91,10 @@ def started(
     proposers: Sequence[Proposer] = (),
     fixed_draft_tokens: int | None = None,
     look: Callable[[Any], None] = lambda adapter: None,
-    sparse: Callable[[], SpecPrefillSetup] | None = None,
+    specprefill: Callable[[], SpecPrefillSetup] | None = None,
 ) -> Engine:
-    """An engine over the model that `make` gives. That, `look`, which is shown the adapter, and `sparse`, which makes
-    who scores long prompts, are called in the engine's thread."""
+    """An engine over the model that `make` gives. That, `look`, which is shown the adapter, and `specprefill`, which
+    makes who scores long prompts, are called in the engine's thread."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), config["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
@@ -105,7 +105,7 @@ def started(
 
         adapter = adapt_model(make(), config, current_device())
         look(adapter)
-        offer = None if sparse is None else sparse()
+        offer = None if specprefill is None else specprefill()
         total = adapter.weight_bytes + int(memory_gb * 1e9)
         budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
         card = ModelCard(
@@ -128,7 +128,7 @@ def started(
             *(adapter, tokenizer, card, budget, cache_bytes),
             proposers=proposers,
             fixed_draft_tokens=fixed_draft_tokens,
-            sparse=offer,
+            specprefill=offer,
         )
 
     return Engine(load, EngineLimits(max_sequences=64))

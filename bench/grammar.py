@@ -74,27 +74,27 @@ class Timed:
 
 
 class _TimedGuide:
-    def __init__(self, guide: GrammarMatcher, meter: Meter) -> None:
-        self._guide, self._meter = guide, meter
+    def __init__(self, matcher: GrammarMatcher, meter: Meter) -> None:
+        self._matcher, self._meter = matcher, meter
 
     @property
     def free(self) -> bool:
-        return self._guide.free
+        return self._matcher.free
 
     @property
     def done(self) -> bool:
-        return self._guide.done
+        return self._matcher.done
 
     def mask(self) -> TokenMask | None:
         began = time.perf_counter()
         try:
-            return self._guide.mask()
+            return self._matcher.mask()
         finally:
             self._meter.spent.append(time.perf_counter() - began)
 
     def accept(self, token: int) -> None:
         began = time.perf_counter()
-        self._guide.accept(token)
+        self._matcher.accept(token)
         self._meter.spent[-1] += time.perf_counter() - began
 
 
@@ -134,7 +134,7 @@ def decode(engine: Engine, name: str, streams: int, tokens: int, plan: CompiledG
                 max_tokens=tokens,
                 sampling=Sampling(temperature=0.7, seed=number),
                 stop=Stop(ignore_eos=plan is None),
-                guide=plan,
+                grammar=plan,
             )
         )
         for number in range(streams)

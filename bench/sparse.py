@@ -99,7 +99,7 @@ def engine_of(name: str, asked: argparse.Namespace, *, draft: str | None = None)
         lambda: make(name, asked.dtype, context),
         memory_gb=asked.memory_gb,
         context=context,
-        sparse=offer,
+        specprefill=offer,
     )
     try:
         yield engine
@@ -115,7 +115,7 @@ def measure(engine: Engine, tokens: int, seed: int, *, sparse: bool = False) -> 
         max_tokens=AHEAD,
         sampling=Sampling(temperature=0.0),
         stop=Stop(ignore_eos=True),
-        sparse=SpecPrefillRequest() if sparse else None,
+        specprefill=SpecPrefillRequest() if sparse else None,
     )
     *_, batch = engine.generate(request)
     if isinstance(failed := batch[-1], Failed):
@@ -141,7 +141,7 @@ def figures(asked: argparse.Namespace) -> Iterator[Figures]:
     with engine_of(asked.target, asked, draft=asked.draft) as engine:
         for tokens, draft_s in zip(asked.lengths, alone, strict=True):
             dense, thin = best_of(engine, tokens, asked), best_of(engine, tokens, asked, sparse=True)
-            [told] = thin.sparse
+            [told] = thin.specprefill
             if told.unused is not None:
                 print(f"{tokens}: {told.unused}", flush=True)
                 continue

@@ -39,7 +39,7 @@ def turn(engine: Engine, prompt: tuple[int, ...], way: str, salt: str) -> tuple[
         max_tokens=ANSWER,
         sampling=Sampling(temperature=0.0),
         stop=Stop(ignore_eos=True),
-        sparse=WAYS[way],
+        specprefill=WAYS[way],
         salt=salt,
     )
     events: list[Event] = [event for batch in engine.generate(request) for event in batch]
@@ -77,7 +77,7 @@ def main() -> int:
         memory_gb=asked.memory_gb,
         context=context,
         cache_gb=asked.memory_gb / 2,
-        sparse=lambda: SpecPrefillSetup(
+        specprefill=lambda: SpecPrefillSetup(
             scorer(asked.draft, asked.dtype, context, asked.memory_gb), asked.tokens // 2, asked.keep
         ),
     )
@@ -91,7 +91,7 @@ def main() -> int:
     for number in range(TURNS):
         seconds = " | ".join(f"{first_token_s(found[way][number]):.3f} s" for way in WAYS)
         print(f"| {number + 1} | {seconds} |")
-    told = [report for end in found["gone on"] for report in end.sparse]
+    told = [report for end in found["gone on"] for report in end.specprefill]
     counts = [each.unused or f"{each.reused} reused, {each.kept} of {each.scored} kept" for each in told]
     print("gone on:", "; ".join(counts))
     behind = {way: sum(end.timing.decode for end in ends) for way, ends in found.items()}

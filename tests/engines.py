@@ -83,7 +83,7 @@ def start(
     codec: PairCodec = RAW_CODEC,
     live: PairCodec = RAW_CODEC,
     folder: Path | None = None,
-    sparse: Callable[[], SpecPrefillSetup] | None = None,
+    specprefill: Callable[[], SpecPrefillSetup] | None = None,
     kv_event_sink: KVEventSink | None = None,
     loras: Mapping[str, Path] | None = None,
     loop: Loop | None = None,
@@ -91,8 +91,8 @@ def start(
     """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
     gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
     into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
-    `sparse` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of adapters,
-    and `loop` is one that it shares with other engines."""
+    `specprefill` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of
+    adapters, and `loop` is one that it shares with other engines."""
 
     def load() -> LoadedModel:
         from ingot.kernels.cpu import native
@@ -109,7 +109,7 @@ def start(
         adapter = with_kv_codec(adapter, live)
         if wait is not None:
             adapter = Held.of(adapter, wait)
-        scoring = None if sparse is None else sparse()
+        scoring = None if specprefill is None else specprefill()
         total = adapter.weight_bytes + (memory or 1 << 28)
         budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
         card = ModelCard(
@@ -156,7 +156,7 @@ def start(
             proposers=proposers,
             fixed_draft_tokens=fixed_draft_tokens,
             disk=kept,
-            sparse=scoring,
+            specprefill=scoring,
             kv_event_sink=kv_event_sink,
             loras=named,
         )

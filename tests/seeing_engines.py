@@ -41,10 +41,10 @@ def start_seeing(
     disk: Path | None = None,
     headed: bool = False,
     live: PairCodec = RAW_CODEC,
-    sparse: SpecPrefillSetup | None = None,
+    specprefill: SpecPrefillSetup | None = None,
     loras: Mapping[str, Path] | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses; `sparse` says
+    """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses; `specprefill` says
     who scores prompts, `loras` are the folders of adapters."""
 
     def loaded() -> LoadedModel:
@@ -76,7 +76,7 @@ def start_seeing(
             memory_budget=total,
             max_sequences=32,
             created=0,
-            scorer="" if sparse is None else sparse.scorer.name,
+            scorer="" if specprefill is None else specprefill.scorer.name,
         )
         return LoadedModel(
             adapter,
@@ -88,7 +88,7 @@ def start_seeing(
             fixed_draft_tokens=3 if headed else None,
             processor=read_processor(folder),
             vision_encoder=VisionEncoder(adapter.tower, looking),
-            sparse=sparse,
+            specprefill=specprefill,
             loras=named,
             disk=None
             if disk is None

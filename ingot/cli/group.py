@@ -88,7 +88,7 @@ def report_to_parent(heartbeat: HeartbeatSender, engine: Engine, server: HttpSer
     heartbeat.on_farewell = lambda reason: server.give_up(
         Unavailable(f"The model stopped: {reason}.", retry_after=GROUP_RETRY_S)
     )
-    server.shared_state.standings = lambda: heartbeat.standings
+    server.shared_state.rank_statuses = lambda: heartbeat.rank_statuses
 
 
 def run_follower(settings: Settings, here: RankConfig, heartbeat: HeartbeatSender | None) -> None:

@@ -374,9 +374,9 @@ def ready_record(
     return "\n".join((" | ".join(facts), *also, *notes, f"try: {_curl_command(url, needs_key, *first)}"))
 
 
-def fleet_record(url: str, standings: Iterable[ModelStatus], memory: int, *, needs_key: bool) -> str:
+def fleet_record(url: str, statuses: Iterable[ModelStatus], memory: int, *, needs_key: bool) -> str:
     """The same of several models: a line for each, with how it stands."""
-    each = list(standings)
+    each = list(statuses)
     count = f"{len(each)} model{'' if len(each) == 1 else 's'}"
     kinds = [one.kind for one in each]
     kind = "chat" if "chat" in kinds else kinds[0]

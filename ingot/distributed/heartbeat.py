@@ -133,7 +133,7 @@ class HeartbeatSender:
         self.stuck_s: Callable[[], float] = float
         self.trouble: Callable[[], str] = str
         self.on_farewell: Callable[[str], None] = lambda reason: os._exit(ORPHANED)
-        self.standings: Sequence[RankStatus] = (RankStatus(0, False, 0, 0.0, 0.0),)  # until the parent sends all
+        self.rank_statuses: Sequence[RankStatus] = (RankStatus(0, False, 0, 0.0, 0.0),)  # until the parent sends all
         self._done = 0
         self._link = link
         self._closed = threading.Event()
@@ -161,7 +161,7 @@ class HeartbeatSender:
             while True:
                 frame = self._link.receive()
                 if frame.kind == STATUS_FRAME:
-                    self.standings = _decode_statuses(frame.body)
+                    self.rank_statuses = _decode_statuses(frame.body)
                 elif frame.kind == FAREWELL_FRAME:
                     self.on_farewell(frame.body.decode())
         except Unavailable:

@@ -142,7 +142,7 @@ class Admission:
             self._loras.refuse(request)
         elif request.lora is not None:
             raise lora_gone_error(request.lora)
-        if request.sparse is not None:
+        if request.specprefill is not None:
             self._refuse_specprefill(request)
         if any(request.media) and self._vision_encoder is None:
             raise Unsupported(
@@ -188,7 +188,9 @@ class Admission:
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
             marks = self._message_ends(request, number)
             items = request.media[number] if request.media else ()
-            translated = self._translate(prompt) if request.sparse is not None and self._translate is not None else None
+            translated = (
+                self._translate(prompt) if request.specprefill is not None and self._translate is not None else None
+            )
             for choice in range(request.n):
                 # Answers of one request differ; the first is what a request for one answer would get.
                 own_seed = seed + choice * 0x9E3779B9

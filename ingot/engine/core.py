@@ -75,7 +75,7 @@ class LoadedModel:
     fixed_draft_tokens: int | None = None  # how many they propose; None: as many as pays
     processor: MediaProcessor | None = None  # lays out images and video for the model; None: it has no vision encoder
     vision_encoder: VisionEncoder | None = None
-    sparse: SpecPrefillSetup | None = None
+    specprefill: SpecPrefillSetup | None = None
     disk: DiskBackend | None = None  # where cached prefixes are offloaded to
     codec: PairCodec = RAW_CODEC  # of cached prefixes
     kv_event_sink: KVEventSink | None = None  # publishes which blocks are cached
@@ -111,13 +111,15 @@ class EngineCore:
         controller = SpeculationController(fixed=loaded.fixed_draft_tokens, widest=loaded.adapter.graph_tokens)
         self.speculation = Speculation(proposers, controller, counts, limits.max_sequences, pass_end)
         window = max((group.window or 0 for group in self.runner.rows.groups), default=0)
-        self.sparse = (
-            None if loaded.sparse is None else SpecPrefill(loaded.sparse, costs, self.runner.prefix_cache, window)
+        self.specprefill = (
+            None
+            if loaded.specprefill is None
+            else SpecPrefill(loaded.specprefill, costs, self.runner.prefix_cache, window)
         )
 
         def is_ready(sequence: TokenSequence) -> bool:
             # SpecPrefill first: what it leaves out of a prompt needs no features.
-            return (self.sparse is None or self.sparse.ready(sequence)) and has_features(sequence)
+            return (self.specprefill is None or self.specprefill.ready(sequence)) and has_features(sequence)
 
         self.scheduler = Scheduler(
             self.runner.room.fits,
@@ -134,14 +136,14 @@ class EngineCore:
         self.scheduler.remove(sequence)
         self.runner.release(sequence)
         self.speculation.forget(sequence)
-        if self.sparse is not None:
-            self.sparse.forget(sequence)
+        if self.specprefill is not None:
+            self.specprefill.forget(sequence)
 
     def rest(self) -> None:
         """Nothing runs: give back the memory of speculation and scoring."""
         self.speculation.rest()
-        if self.sparse is not None:
-            self.sparse.rest()
+        if self.specprefill is not None:
+            self.specprefill.rest()
 
     def check(self, active: set[TokenSequence]) -> None:
         """Raises AssertionError if something was lost, or is held by a sequence that is not `active`."""
@@ -150,8 +152,8 @@ class EngineCore:
         assert set(self.scheduler.running) | set(self.scheduler.waiting) <= active, "an unknown sequence runs"
         assert set(self.runner.batch) <= active, "a batch row belongs to no active sequence"
         self.speculation.check(active)
-        if self.sparse is not None:
-            self.sparse.check()
+        if self.specprefill is not None:
+            self.specprefill.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class GenerationWorkload:
         self._early_results: list[list[list[SequenceResult]]] | None = None
         self._outbox = Outbox()
         self._request_log = RequestLog(loaded.card.name)
-        translate = None if loaded.sparse is None else loaded.sparse.translate
+        translate = None if loaded.specprefill is None else loaded.specprefill.translate
         self._admission = Admission(
             loaded.card, loaded.tokenizer, limits, self._free_sequences, loaded.vision_encoder, loaded.loras, translate
         )
@@ -499,10 +501,10 @@ class GenerationWorkload:
 
     def _score_prompts(self, began: float) -> None:
         """Score prompts for SpecPrefill."""
-        sparse = self._core.sparse
-        if sparse is not None and (sequence := sparse.next) is not None:
+        specprefill = self._core.specprefill
+        if specprefill is not None and (sequence := specprefill.next) is not None:
             with self._blamed_on(sequence.request.id):
-                sparse.advance(sequence, self._time_left(began))
+                specprefill.advance(sequence, self._time_left(began))
 
     def _measure(self, now: float) -> None:
         runner = self._core.runner

@@ -318,7 +318,7 @@ class ActiveRequest:
             self.timing(now),
             self._cache_reports(),
             speculation,
-            tuple(sequence.sparse for sequence in self._by_prompt if sequence.sparse is not None),
+            tuple(sequence.specprefill for sequence in self._by_prompt if sequence.specprefill is not None),
             sum(writer.calls_in_thinking for writer in self.writers.values()),
         )
 

@@ -110,7 +110,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: Stop = field(default_factory=Stop)
     reading: AnswerParsing | None = None  # None: the text is not parsed
-    guide: CompiledGrammar | None = None  # that each answer must match
+    grammar: CompiledGrammar | None = None  # that each answer must match
     cache: bool = True  # may reuse cached prefixes and add its own
     exact: bool = False  # reuses only KV that is the same as if it were computed anew
     salt: str = ""  # requests with different salts share nothing
@@ -122,7 +122,7 @@ class Request:
     media: tuple[tuple[MediaItem, ...], ...] = ()  # each prompt's images and videos; none: there are none at all
     lora: LoraRef | None = None
     speculate: tuple[str, ...] | None = None  # proposers that may draft for it; None: all
-    sparse: SpecPrefillRequest | None = None  # only the tokens that matter of its prompts are computed
+    specprefill: SpecPrefillRequest | None = None  # only the tokens that matter of its prompts are computed
     deadline: float | None = None  # on the clock of time.monotonic()
     arrived: float = field(default_factory=time.monotonic)
     via: str = ""  # the URL path that it came to, for the log
@@ -283,7 +283,7 @@ class Ended:
     timing: Timing
     cache: tuple[CacheReport, ...] = ()  # one for each prompt
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
-    sparse: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, if it was requested
+    specprefill: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, if it was requested
     calls_in_thinking: int = 0  # parsed from thinking, the content having none
 
 

@@ -300,10 +300,10 @@ def count_accepted(draft: Sequence[int], sampled: Sequence[int]) -> int:
 
 
 def begin_grammar(sequence: TokenSequence) -> None:
-    if sequence.request.guide is None:
+    if sequence.request.grammar is None:
         return
     try:
-        sequence.guide = sequence.request.guide.begin()
+        sequence.matcher = sequence.request.grammar.begin()
     except IngotError as error:
         sequence.failure = error
 
@@ -311,7 +311,7 @@ def begin_grammar(sequence: TokenSequence) -> None:
 def grammar_masks(sequence: TokenSequence, draft: tuple[int, ...] = ()) -> list[TokenMask | None]:
     """What its grammar allows next and after each of the draft tokens, which it has accepted. A grammar that is done
     allows anything: the token is not used."""
-    matcher = sequence.guide
+    matcher = sequence.matcher
     if matcher is None or sequence.mask_error is not None or matcher.done:
         return [None] * (len(draft) + 1)
     try:
@@ -323,35 +323,35 @@ def grammar_masks(sequence: TokenSequence, draft: tuple[int, ...] = ()) -> list[
 
 def grammatical_prefix(sequence: TokenSequence, draft: tuple[int, ...]) -> tuple[int, ...]:
     """The draft tokens that its grammar accepts without being done."""
-    if sequence.guide is None or not draft:
+    if sequence.matcher is None or not draft:
         return draft
-    if sequence.mask_error is not None or sequence.guide.done:
+    if sequence.mask_error is not None or sequence.matcher.done:
         return ()
     try:
-        return draft[: sequence.guide.count_allowed(draft)]
+        return draft[: sequence.matcher.count_allowed(draft)]
     except IngotError as error:
         sequence.mask_error = error
         return ()
 
 
 def accept_token(sequence: TokenSequence, token: int) -> None:
-    if sequence.guide is None or sequence.failure is not None:
+    if sequence.matcher is None or sequence.failure is not None:
         return
     try:
         if sequence.mask_error is not None:
             raise sequence.mask_error
-        sequence.guide.accept(token)
+        sequence.matcher.accept(token)
     except IngotError as error:
         sequence.failure = error
 
 
 def grammar_needs_tokens(sequence: TokenSequence) -> bool:
     """Whether its next mask depends on tokens that were sampled and not yet read."""
-    return sequence.guide is not None and not sequence.known and not sequence.guide.free
+    return sequence.matcher is not None and not sequence.known and not sequence.matcher.free
 
 
 def grammar_is_done(sequence: TokenSequence) -> bool:
-    return sequence.guide is not None and sequence.guide.done
+    return sequence.matcher is not None and sequence.matcher.done
 
 
 class Sampler:
@@ -395,7 +395,7 @@ class Sampler:
     def _masks(
         self, logits: mx.array, positions: Sequence[DraftPosition], read_early: Callable[[], None]
     ) -> list[TokenMask | None]:
-        if all(position.sequence.guide is None for position in positions):
+        if all(position.sequence.matcher is None for position in positions):
             return []
         mx.async_eval(logits)  # the device works while tokens are read and masks are made
         if any(grammar_needs_tokens(position.sequence) for position in positions):

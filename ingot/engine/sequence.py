@@ -56,7 +56,7 @@ class TokenSequence:
     scored: int = 0  # prompt tokens whose logprobs are computed, or being computed
     prompt_media: PromptMedia | None = None  # the images and videos of its prompt
     thinned: ThinnedPrompt | None = None  # where SpecPrefill left out a part of its prompt
-    sparse: SpecPrefillReport | None = None  # once it is decided how much of its prompt is computed
+    specprefill: SpecPrefillReport | None = None  # once it is decided how much of its prompt is computed
     translated: PromptTranslation | None = None  # its prompt in the tokens of the SpecPrefill scorer
     scoring_at: float | None = None  # when SpecPrefill began to score it
     marks: frozenset[int] = frozenset()  # lengths at which a message of the prompt ends
@@ -71,7 +71,7 @@ class TokenSequence:
     accepted: int = 0  # of those
     passes: int = 0  # forward passes that decoded it
     unread: list[int] = field(default_factory=list)  # verified, but not yet in `tokens`
-    guide: GrammarMatcher | None = None  # has accepted `tokens`, each once
+    matcher: GrammarMatcher | None = None  # has accepted `tokens`, each once
     mask_error: IngotError | None = None  # why there was no mask for its next token, which is not used
     failure: IngotError | None = None  # of its grammar: it must end without its newest token
 

@@ -74,7 +74,7 @@ class SharedState:
         """What transcribes audio in messages, where there is such a model."""
         self.ended: RecentByTenant[RequestStatusBody] = RecentByTenant()
         self.past = RequestTimeline()
-        self.standings: Callable[[], Sequence[RankStatus]] = tuple
+        self.rank_statuses: Callable[[], Sequence[RankStatus]] = tuple
         """Of the processes that run the model, where there are several."""
         self._readers = ThreadLane("read", threads=8, each=6, waiting=256)
         self._long_readers = ThreadLane("read-long", threads=3, each=2, waiting=16)
@@ -98,11 +98,11 @@ class SharedState:
         """An engine's, whether all its processes advance, and whether the server still lets anybody in."""
         if self.live.draining:
             return replace(engine, ready=False, detail="draining" if engine.alive else engine.detail)
-        standings = self.standings()
-        problem = first_rank_problem(standings, RANK_BEHIND_S) or rank_not_ready(standings)
+        rank_statuses = self.rank_statuses()
+        problem = first_rank_problem(rank_statuses, RANK_BEHIND_S) or rank_not_ready(rank_statuses)
         if problem is not None:
             engine = replace(engine, ready=False, detail=problem)
-        return replace(engine, ranks=tuple(standings))
+        return replace(engine, ranks=tuple(rank_statuses))
 
     async def read(
         self, raw: bytes, translate: Callable[[Any], T], tenant: str, transcribe: TranscribeAudio | None = None

@@ -58,7 +58,7 @@ def play(engine: Engine, grammars: Grammars, *, crowd: bool) -> Played:
         [
             *[_request(f"a{each}", prompt(each + 3, 3 + 37 * each)) for each in range(3)],
             *[_request(f"s{each}", prompt(each + 50, 9), Sampling(seed=each)) for each in range(2)],
-            Request("g", (prompt(40, 6),), 60, sampling=Sampling(seed=1), guide=grammars.json_schema(SCHEMA)),
+            Request("g", (prompt(40, 6),), 60, sampling=Sampling(seed=1), grammar=grammars.json_schema(SCHEMA)),
             *[_request(f"l{each}", prompt(60, 8) * 6, length=12) for each in range(2)],
         ],
     )

@@ -118,9 +118,9 @@ def test_prompts_of_which_some_tokens_are_left_out_are_computed_alike(
         4,
         sampling=playing.GREEDY,
         stop=playing.ON,
-        sparse=SpecPrefillRequest(keep=0.3),
+        specprefill=SpecPrefillRequest(keep=0.3),
     )
     with leading(tmp_path, settings, monkeypatch) as (engine, echo):
         ended = answer(engine, wanted)[-1]
-    assert isinstance(ended, Ended) and 0 < ended.sparse[0].kept < 1500
+    assert isinstance(ended, Ended) and 0 < ended.specprefill[0].kept < 1500
     echo.check()

@@ -113,14 +113,14 @@ def _fields(sampling: Sampling) -> dict[str, object]:
 def test_an_answer_by_a_schema_is_valid_and_ends_when_it_is_complete(engine: Engine, grammars: Grammars) -> None:
     plan = grammars.json_schema(SCHEMA)
     for seed in range(5):
-        request = Request(f"s{seed}", (PROMPT,), max_tokens=200, sampling=Sampling(seed=seed), guide=plan)
+        request = Request(f"s{seed}", (PROMPT,), max_tokens=200, sampling=Sampling(seed=seed), grammar=plan)
         events = engines.answer(engine, request)
         assert valid(engines.text_of(events))
         assert end(events).reason == "stop"
 
 
 def test_greedy_answers_are_held_too(engine: Engine, grammars: Grammars) -> None:
-    request = Request("g", (PROMPT,), max_tokens=200, sampling=GREEDY, guide=grammars.json_schema(SCHEMA))
+    request = Request("g", (PROMPT,), max_tokens=200, sampling=GREEDY, grammar=grammars.json_schema(SCHEMA))
     assert valid(engines.text_of(engines.answer(engine, request)))
 
 
@@ -135,7 +135,7 @@ def test_rows_with_and_without_a_guide_share_a_batch_and_give_what_they_give_alo
             max_tokens=60,
             sampling=Sampling(seed=number),
             stop=Stop(ignore_eos=number % 2 == 1),
-            guide=plan if number % 2 == 0 else None,
+            grammar=plan if number % 2 == 0 else None,
         )
         for number in range(8)
     ]
@@ -148,7 +148,7 @@ def test_rows_with_and_without_a_guide_share_a_batch_and_give_what_they_give_alo
 
 def test_every_answer_of_a_request_is_held_by_a_guide_of_its_own(engine: Engine, grammars: Grammars) -> None:
     request = Request(
-        "n", (PROMPT, (1, 2)), n=3, max_tokens=200, sampling=Sampling(seed=1), guide=grammars.json_schema(SCHEMA)
+        "n", (PROMPT, (1, 2)), n=3, max_tokens=200, sampling=Sampling(seed=1), grammar=grammars.json_schema(SCHEMA)
     )
     events = engines.answer(engine, request)
     texts = [engines.text_of(events, index) for index in range(6)]
@@ -160,7 +160,7 @@ def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
     plan = grammars.regex("[a-z]{90}")
     prompts = [tuple((7 * place + number) % 95 for place in range(44 + 10 * number)) for number in range(3)]
     wanted = [
-        Request(f"p{number}", (prompt,), sampling=Sampling(seed=number), guide=plan)
+        Request(f"p{number}", (prompt,), sampling=Sampling(seed=number), grammar=plan)
         for number, prompt in enumerate(prompts)
     ]
     roomy = engines.start("llama", context=160)
@@ -179,7 +179,7 @@ def test_a_preempted_answer_goes_on_where_it_was(grammars: Grammars) -> None:
 def test_logprobs_stay_the_models_own(engine: Engine, grammars: Grammars) -> None:
     """A forced token has the probability that the model gave it, not one."""
     request = Request(
-        "lp", (PROMPT,), max_tokens=20, sampling=Sampling(temperature=0.0, logprobs=3), guide=grammars.choice(["zqx"])
+        "lp", (PROMPT,), max_tokens=20, sampling=Sampling(temperature=0.0, logprobs=3), grammar=grammars.choice(["zqx"])
     )
     events = engines.answer(engine, request)
     infos = [info for event in events if isinstance(event, TextDelta) for info in event.tokens]
@@ -190,19 +190,19 @@ def test_logprobs_stay_the_models_own(engine: Engine, grammars: Grammars) -> Non
 
 def test_a_grammar_ends_the_answer_also_where_stop_tokens_may_not(engine: Engine, grammars: Grammars) -> None:
     for stop in (Stop(ignore_eos=True), Stop(min_tokens=50)):
-        request = Request(f"e{stop.min_tokens}", (PROMPT,), max_tokens=100, stop=stop, guide=grammars.choice(["ab"]))
+        request = Request(f"e{stop.min_tokens}", (PROMPT,), max_tokens=100, stop=stop, grammar=grammars.choice(["ab"]))
         events = engines.answer(engine, request)
         assert engines.text_of(events) == "ab" and end(events).reason == "stop"
 
 
 def test_a_limit_cuts_a_constrained_answer_off(engine: Engine, grammars: Grammars) -> None:
-    events = engines.answer(engine, Request("cut", (PROMPT,), max_tokens=4, guide=grammars.regex("[a-z]{10}")))
+    events = engines.answer(engine, Request("cut", (PROMPT,), max_tokens=4, grammar=grammars.regex("[a-z]{10}")))
     assert len(engines.text_of(events)) == 4 and end(events).reason == "length"
 
 
 def test_a_stop_string_ends_a_constrained_answer(engine: Engine, grammars: Grammars) -> None:
     request = Request(
-        "st", (PROMPT,), max_tokens=50, stop=Stop(strings=("stop",)), guide=grammars.choice(["go on and stop here"])
+        "st", (PROMPT,), max_tokens=50, stop=Stop(strings=("stop",)), grammar=grammars.choice(["go on and stop here"])
     )
     events = engines.answer(engine, request)
     assert engines.text_of(events) == "go on and " and end(events).stopped_by == "stop"
@@ -210,13 +210,13 @@ def test_a_stop_string_ends_a_constrained_answer(engine: Engine, grammars: Gramm
 
 def test_penalties_and_biases_do_not_lift_a_constraint(engine: Engine, grammars: Grammars) -> None:
     sampling = Sampling(seed=2, presence_penalty=2.0, repetition_penalty=1.5, logit_bias=((3, 100.0), (4, -100.0)))
-    request = Request("pb", (PROMPT,), max_tokens=200, sampling=sampling, guide=grammars.json_schema(SCHEMA))
+    request = Request("pb", (PROMPT,), max_tokens=200, sampling=sampling, grammar=grammars.json_schema(SCHEMA))
     assert valid(engines.text_of(engines.answer(engine, request)))
 
 
 def test_a_thinking_budget_closes_the_thinking_and_the_grammar_follows(engine: Engine, grammars: Grammars) -> None:
     plan = grammars.answer(grammars.choice(["done"]), format_by_name("hermes"), ThinkingStart.OPENED, budget=6)
-    request = Request("th", (PROMPT,), max_tokens=60, sampling=Sampling(seed=4), guide=plan)
+    request = Request("th", (PROMPT,), max_tokens=60, sampling=Sampling(seed=4), grammar=plan)
     events = engines.answer(engine, request)
     thinking, _, rest = engines.text_of(events).partition("</think>")
     assert len(thinking) >= 6 and rest.strip() == "done"
@@ -226,7 +226,7 @@ def test_a_thinking_budget_closes_the_thinking_and_the_grammar_follows(engine: E
 def test_a_thinking_budget_is_kept_to_the_token(engine: Engine, grammars: Grammars, budget: int) -> None:
     plan = grammars.answer(None, format_by_name("hermes"), ThinkingStart.OPENED, budget=budget)
     stop = Stop(ignore_eos=True)
-    request = Request(f"bt{budget}", (PROMPT,), max_tokens=40, sampling=Sampling(seed=6), stop=stop, guide=plan)
+    request = Request(f"bt{budget}", (PROMPT,), max_tokens=40, sampling=Sampling(seed=6), stop=stop, grammar=plan)
     tokens = end(engines.answer(engine, request)).tokens
     closing = tuple(engine.tokenizer.encode("</think>", add_special=False))
     assert tokens[budget : budget + len(closing)] == closing
@@ -266,11 +266,11 @@ class _Trapped(GrammarMatcher):
             raise self.trap.error("trapped")
         self.accepted.append(token)
 
-    def standing(self) -> int:
+    def snapshot(self) -> int:
         return len(self.accepted)
 
-    def rollback(self, standing: int) -> None:
-        del self.accepted[standing:]
+    def rollback(self, snapshot: int) -> None:
+        del self.accepted[snapshot:]
 
 
 @pytest.mark.parametrize("error", [GrammarViolated, GrammarTooComplex])
@@ -282,7 +282,7 @@ def test_a_guide_that_fails_ends_its_own_request_and_shows_nothing_more(
     expected = engines.text_of(engines.answer(engine, other))
     running = engine.generate(other)
     stop = Stop(ignore_eos=True)
-    trap = Request("trap", (PROMPT,), max_tokens=30, sampling=GREEDY, stop=stop, guide=Trap(place, 3, error))
+    trap = Request("trap", (PROMPT,), max_tokens=30, sampling=GREEDY, stop=stop, grammar=Trap(place, 3, error))
     events = engines.answer(engine, trap)
     assert isinstance(events[-1], Failed) and isinstance(events[-1].error, error)
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
@@ -293,7 +293,7 @@ def test_a_guide_that_fails_ends_its_own_request_and_shows_nothing_more(
 
 def test_the_other_answers_of_a_request_end_with_the_one_whose_guide_failed(engine: Engine) -> None:
     stop = Stop(ignore_eos=True)
-    events = engines.answer(engine, Request("all", (PROMPT,), n=4, max_tokens=30, stop=stop, guide=Trap("mask")))
+    events = engines.answer(engine, Request("all", (PROMPT,), n=4, max_tokens=30, stop=stop, grammar=Trap("mask")))
     assert isinstance(events[-1], Failed)
     assert not any(isinstance(event, SequenceEnded | Ended) for event in events)
     engine.check()
@@ -311,6 +311,6 @@ def test_each_token_is_accepted_once_and_in_order(engine: Engine) -> None:
             return cached[-1]
 
     for free in (False, True):
-        request = Request(f"rec{free}", (PROMPT,), max_tokens=25, stop=Stop(ignore_eos=True), guide=Recording(free))
+        request = Request(f"rec{free}", (PROMPT,), max_tokens=25, stop=Stop(ignore_eos=True), grammar=Recording(free))
         events = engines.answer(engine, request)
         assert tuple(cached[-1].accepted) == end(events).tokens

@@ -111,7 +111,7 @@ def together(
                 (tuple(engine.tokenizer.encode(prompt, add_special=False)),),
                 max_tokens=most,
                 sampling=sampling,
-                guide=plan,
+                grammar=plan,
             )
         )
         for prompt, plan, sampling in zip(prompts, plans, samplings, strict=True)

@@ -178,7 +178,7 @@ def test_guesses_change_no_token_of_a_constrained_answer(
             ((7, at, number),),
             max_tokens=60,
             sampling=SAMPLINGS[at % len(SAMPLINGS)],
-            guide=plan,
+            grammar=plan,
         )
         for number, plan in enumerate(held(grammars))
         for at in range(3)
@@ -194,7 +194,7 @@ def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> 
     )
     plan = grammars.regex("[ab]the same long words again and again[0-9]{3} and a little more")
     asked = [
-        Request(f"f{number}", ((7, number),), max_tokens=90, guide=plan, sampling=sampling)
+        Request(f"f{number}", ((7, number),), max_tokens=90, grammar=plan, sampling=sampling)
         for number, sampling in enumerate(SAMPLINGS)
     ]
     told = [engines.answer(plain, request) for request in asked]

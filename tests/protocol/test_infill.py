@@ -51,7 +51,7 @@ def test_every_way_of_asking_gives_the_same_prompt_and_the_same_ends(read: Any) 
     request = query(read, BODIES[read]).request
     assert request.prompts == (FILLED,)
     assert request.stop.token_ids == {MIDDLE, PAD}
-    assert request.reading is None and request.guide is None
+    assert request.reading is None and request.grammar is None
 
 
 @each_way

@@ -130,7 +130,7 @@ def load_language_model(
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
-    sparse = make_specprefill(settings, draft, tokenizer, further)
+    specprefill = make_specprefill(settings, draft, tokenizer, further)
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
@@ -142,7 +142,7 @@ def load_language_model(
         notes=tuple(notes),
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
-        scorer="" if sparse is None else sparse.scorer.name,
+        scorer="" if specprefill is None else specprefill.scorer.name,
     )
     codec = prefix_cache_codec(settings, adapter)
     return LoadedModel(
@@ -156,7 +156,7 @@ def load_language_model(
         fixed_draft_tokens=target.fixed_draft_tokens,
         processor=vision.processor,
         vision_encoder=vision_encoder,
-        sparse=sparse,
+        specprefill=specprefill,
         disk=prefix_cache_disk(settings, adapter, folder, codec, joined),
         codec=codec,
         kv_event_sink=make_kv_event_publisher(settings),

@@ -101,23 +101,23 @@ class SpecPrefill:
     def ready(self, sequence: TokenSequence) -> bool:
         """Whether it is decided how much of a waiting sequence is computed. If not, it will be scored; or it was just
         thinned out, and may have to wait for another cached prefix."""
-        options = sequence.request.sparse
-        if options is None or sequence.sparse is not None:
+        options = sequence.request.specprefill
+        if options is None or sequence.specprefill is not None:
             return True
         if sequence in self._jobs:
             return False
         if (reason := self._unsupported_reason(sequence, options)) is not None:
-            sequence.sparse = SpecPrefillReport(self._scorer.name, unused=reason)
+            sequence.specprefill = SpecPrefillReport(self._scorer.name, unused=reason)
             return True
         job = self._new_job(sequence, options)
         unused = self._skip_reason(sequence, options, job)
         if job.prefix.reused and (unused is not None or job.prefix.length == len(sequence.prompt)):
             self._extend_prefix(sequence, job)
         elif unused is not None:
-            sequence.sparse = SpecPrefillReport(self._scorer.name, unused=unused)
+            sequence.specprefill = SpecPrefillReport(self._scorer.name, unused=unused)
         else:
             self._jobs[sequence] = job
-        return sequence.sparse is not None and sequence.thinned is None
+        return sequence.specprefill is not None and sequence.thinned is None
 
     @property
     def next(self) -> TokenSequence | None:
@@ -233,12 +233,12 @@ class SpecPrefill:
         prefix, prompt = job.prefix, len(sequence.prompt)
         selection = np.concatenate([prefix.selection, np.arange(prefix.length, prompt, dtype=np.int32)])
         self._thin(sequence, job, selection)
-        sequence.sparse = SpecPrefillReport(self._scorer.name, reused=prefix.reused)
+        sequence.specprefill = SpecPrefillReport(self._scorer.name, reused=prefix.reused)
 
     def _settle(self, sequence: TokenSequence, job: _ScoringJob, selection: KeptPositions) -> None:
         prefix = job.prefix
         new = int((selection >= prefix.length).sum())
-        sequence.sparse = SpecPrefillReport(self._scorer.name, job.new.size, new, job.spent_s, prefix.reused)
+        sequence.specprefill = SpecPrefillReport(self._scorer.name, job.new.size, new, job.spent_s, prefix.reused)
         if len(selection) < len(sequence.prompt):
             self._thin(sequence, job, selection)
 

@@ -110,11 +110,11 @@ class ForcedTokensProposer:
 
     def _span(self, row: TokenSequence) -> tuple[int, ...]:
         """What must follow the known tokens. That takes token masks to compute, so it is done once."""
-        if row.guide is None:
+        if row.matcher is None:
             return ()
         known, span = self._spans.get(row, (-1, ()))
         if known != len(row.tokens):
-            span = row.guide.forced(MOST_FORCED_TOKENS)
+            span = row.matcher.forced(MOST_FORCED_TOKENS)
             self._spans[row] = len(row.tokens), span
         return span
 

@@ -139,7 +139,7 @@ def measure_model(service: ModelService, shared_state: SharedState) -> Iterator[
         return task_model_metrics(name, health, service.task_metrics)
     engine = service.engine
     loras = (lora_info_metric(name, engine.status(), shared_state.settings.max_loras),) if engine.loras else ()
-    further = (*loras, *rank_metrics(name, shared_state.standings()))
+    further = (*loras, *rank_metrics(name, shared_state.rank_statuses()))
     return generating_model_metrics(engine.card, health, engine.figures, engine.speculation, further)
 
 

@@ -271,7 +271,7 @@ class Receipt(Struct):
         )
         cache, prompt = CacheReceipt.of(ended.cache, head.source), PromptReceiptNote.of(head.source)
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
-        specprefill = SpecprefillReceipt.of(ended.sparse, ended.timing)
+        specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
         return cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
 

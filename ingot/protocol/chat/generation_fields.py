@@ -127,7 +127,9 @@ class RequestFields:
         """`ask` with this request's cache settings, under which past answers are looked up."""
         return replace(ask, salt=self.cache_salt, remembers=self.cache != "off")
 
-    def sparse(self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = "") -> SpecPrefillRequest | None:
+    def specprefill_request(
+        self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = ""
+    ) -> SpecPrefillRequest | None:
         return specprefill_ask(self.specprefill, self.specprefill_keep_pct, prompts, prefix=path)
 
     def request(
@@ -154,7 +156,7 @@ class RequestFields:
             sampling=sampling,
             stop=stop,
             reading=prompts[0].reading,
-            guide=prompts[0].guide,
+            grammar=prompts[0].grammar,
             marks=tuple(marks for each in prompts for marks in each.marks),
             media=tuple(items for each in prompts for items in each.media),
             cache=self.cache != "off",
@@ -163,7 +165,7 @@ class RequestFields:
             lora=resolve_lora(model, adapter, served.terms),
             priority=-self.priority,
             speculate=self.speculate,
-            sparse=self.sparse([source for each in prompts for source in each.sources], path),
+            specprefill=self.specprefill_request([source for each in prompts for source in each.sources], path),
             deadline=time.monotonic() + (served.terms.timeout_s if self.timeout is None else self.timeout),
         )
 

@@ -46,7 +46,7 @@ class PreparedChat:
 
     prompt: tuple[int, ...]
     reading: AnswerParsing | None = None
-    guide: CompiledGrammar | None = None
+    grammar: CompiledGrammar | None = None
     ignored: tuple[str, ...] = ()  # fields without effect on this model, for the receipt
     source: Prompt | None = None  # None for a prompt that is not a conversation
     turn: ConversationTurn | None = None

@@ -201,12 +201,12 @@ def _ingot_metrics(family: MetricFamily, card: ModelCard, figures: EngineMetrics
     )
 
 
-def rank_metrics(model: str, standings: Sequence[RankStatus]) -> Sequence[Metric]:
+def rank_metrics(model: str, rank_statuses: Sequence[RankStatus]) -> Sequence[Metric]:
     """Nothing for a model that one process runs."""
-    if not standings:
+    if not rank_statuses:
         return ()
     family = MetricFamily("ingot_rank_", {"model_name": model})
-    by_rank = [({"rank": str(one.rank)}, one) for one in standings]
+    by_rank = [({"rank": str(one.rank)}, one) for one in rank_statuses]
     return (
         family.gauges("step", "The last step that the process did.", [(rank, one.step) for rank, one in by_rank]),
         family.gauges("silent_seconds", "Since its last heartbeat.", [(rank, one.silent_s) for rank, one in by_rank]),

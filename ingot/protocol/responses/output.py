@@ -308,7 +308,7 @@ def add_rounds(total: Ended | None, ended: Ended) -> Ended:
         usage=add(total.usage, ended.usage),
         timing=add(total.timing, ended.timing),
         speculation=add(total.speculation, ended.speculation),
-        sparse=total.sparse + ended.sparse,
+        specprefill=total.specprefill + ended.specprefill,
     )
 
 

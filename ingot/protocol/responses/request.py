@@ -366,10 +366,10 @@ class ResponsePlan:
             self.first.request,
             prompts=(prepared.prompt,),
             reading=prepared.reading,
-            guide=prepared.guide,
+            grammar=prepared.grammar,
             marks=prepared.marks,
             media=prepared.media,
-            sparse=self.body.sparse(prepared.sources),
+            specprefill=self.body.specprefill_request(prepared.sources),
             max_tokens=None if limit is None else limit - generated,
         )
         self.builder.head = replace(self.builder.head, source=PromptSource.of(self.served, prepared.sources))

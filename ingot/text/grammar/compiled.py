@@ -113,12 +113,12 @@ class LlguidanceMatcher(GrammarMatcher):
     def narrow(self) -> bool:
         return bool(self._matcher.compute_ff_bytes())
 
-    def standing(self) -> tuple[int, TokenMask | None]:
+    def snapshot(self) -> tuple[int, TokenMask | None]:
         return self._accepted, self._mask
 
-    def rollback(self, standing: tuple[int, TokenMask | None]) -> None:
+    def rollback(self, snapshot: tuple[int, TokenMask | None]) -> None:
         # A matcher that failed while looking ahead stays failed.
-        accepted, self._mask = standing
+        accepted, self._mask = snapshot
         self._matcher.rollback(self._accepted - accepted)
         self._accepted = accepted
 

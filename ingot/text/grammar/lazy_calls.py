@@ -193,13 +193,13 @@ class LazyCallMatcher(GrammarMatcher):
     def narrow(self) -> bool:
         return self._position.call_matcher is not None and self._position.call_matcher.narrow
 
-    def standing(self) -> Any:
+    def snapshot(self) -> Any:
         position = self._position
         copied = replace(position, fences=copy(position.fences))
-        return copied, position.call_matcher and position.call_matcher.standing()
+        return copied, position.call_matcher and position.call_matcher.snapshot()
 
-    def rollback(self, standing: Any) -> None:
-        self._position, own = standing
+    def rollback(self, snapshot: Any) -> None:
+        self._position, own = snapshot
         if self._position.call_matcher is not None:
             self._position.call_matcher.rollback(own)
 

@@ -104,20 +104,20 @@ class GrammarMatcher(ABC):
         """The matchers that this one is made of, whose state is part of its own."""
         return ()
 
-    def standing(self) -> Any:
+    def snapshot(self) -> Any:
         """The state, to `rollback` to. What an attribute holds must be replaced, not changed, when it changes."""
-        return dict(vars(self)), [(matcher, matcher.standing()) for matcher in self.inner()]
+        return dict(vars(self)), [(matcher, matcher.snapshot()) for matcher in self.inner()]
 
-    def rollback(self, standing: Any) -> None:
+    def rollback(self, snapshot: Any) -> None:
         """Return to an earlier state, with no rollback to one still earlier in between."""
-        own, inner = standing
+        own, inner = snapshot
         vars(self).update(own)
         for matcher, state in inner:
             matcher.rollback(state)
 
     @contextmanager
     def _restoring(self) -> Iterator[None]:
-        state = self.standing()
+        state = self.snapshot()
         try:
             yield
         finally:

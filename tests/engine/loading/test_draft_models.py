@@ -77,19 +77,19 @@ def loaded(models: dict[str, Path], **said: Any) -> LoadedModel:
 
 def test_one_draft_guesses_and_scores() -> None:
     made = loaded({"draft": DRAFT}, specprefill=True, speculate=f"draft:{DRAFT}", specprefill_threshold=512)
-    assert made.sparse is not None and made.card.scorer == "draft"
-    assert (made.sparse.threshold, made.sparse.keep) == (512, 0.3)
+    assert made.specprefill is not None and made.card.scorer == "draft"
+    assert (made.specprefill.threshold, made.specprefill.keep) == (512, 0.3)
     [draft] = made.proposers
-    assert isinstance(draft, DraftModelProposer) and draft.model is made.sparse.scorer._model  # type: ignore[attr-defined]
+    assert isinstance(draft, DraftModelProposer) and draft.model is made.specprefill.scorer._model  # type: ignore[attr-defined]
 
 
 def test_a_draft_that_only_scores_guesses_nothing() -> None:
     made = loaded({"scorer": DRAFT}, specprefill=True, specprefill_draft_model=str(DRAFT))
-    assert made.sparse is not None and "draft" not in made.card.proposers
+    assert made.specprefill is not None and "draft" not in made.card.proposers
 
 
 def test_without_being_asked_for_nobody_scores() -> None:
-    assert loaded({"draft": DRAFT}, speculate=f"draft:{DRAFT}").sparse is None
+    assert loaded({"draft": DRAFT}, speculate=f"draft:{DRAFT}").specprefill is None
 
 
 def test_a_missing_draft_is_an_error_at_start() -> None:
@@ -113,15 +113,18 @@ def test_a_draft_of_another_tokenizer_cannot_guess(tmp_path: Path) -> None:
 def test_a_draft_of_another_tokenizer_is_told_prompts_in_its_own(tmp_path: Path) -> None:
     random_models.write(tmp_path / "small", "dispatch")
     made = loaded({"scorer": tmp_path / "small"}, specprefill=True, specprefill_draft_model="small")
-    assert made.sparse is not None and made.sparse.translate is not None
-    told, ours = made.sparse.translate(tuple(made.tokenizer.encode("once upon", add_special=False))), made.tokenizer
+    assert made.specprefill is not None and made.specprefill.translate is not None
+    told, ours = (
+        made.specprefill.translate(tuple(made.tokenizer.encode("once upon", add_special=False))),
+        made.tokenizer,
+    )
     theirs = Tokenizer.load(tmp_path / "small")
     assert theirs.decode(told.tokens) == ours.decode(ours.encode("once upon", add_special=False))
 
 
 def test_statistics_need_no_model() -> None:
     made = loaded({}, specprefill=True, specprefill_scorer="statistics")
-    assert made.sparse is not None and made.card.scorer == "statistics"
+    assert made.specprefill is not None and made.card.scorer == "statistics"
 
 
 def test_a_draft_that_statistics_do_not_ask_is_refused() -> None:

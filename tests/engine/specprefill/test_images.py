@@ -62,7 +62,7 @@ def starting() -> Iterator[Starting]:
     def started(folder: Path, judge: Callable[..., PromptScores], **options: Any) -> tuple[Engine, Told]:
         scorer = Told(judge)
         offer = SpecPrefillSetup(scorer, threshold=64, keep=0.3)
-        made.append(start_seeing(folder, sparse=offer, **options))
+        made.append(start_seeing(folder, specprefill=offer, **options))
         return made[-1], scorer
 
     yield started
@@ -72,7 +72,7 @@ def starting() -> Iterator[Starting]:
 
 
 def thin(name: str, tokens: list[int], items: list[MediaItem], **options: Any) -> Request:
-    return asked(name, tokens, items, sparse=SpecPrefillRequest(), **options)
+    return asked(name, tokens, items, specprefill=SpecPrefillRequest(), **options)
 
 
 def kept_of(tokens: list[int], items: list[MediaItem], best: int, window: int = 0) -> list[int]:

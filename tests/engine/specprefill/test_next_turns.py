@@ -83,7 +83,7 @@ def test_of_a_long_next_turn_only_what_is_new_is_scored_and_thinned_out(starting
 
 @pytest.mark.parametrize(
     "other",
-    [{"sparse": SpecPrefillRequest(keep=0.5)}, {"salt": "another"}, {"tenant": "another"}, {"cache": False}],
+    [{"specprefill": SpecPrefillRequest(keep=0.5)}, {"salt": "another"}, {"tenant": "another"}, {"cache": False}],
     ids=str,
 )
 def test_whoever_asks_for_something_else_is_scored_anew(starting: Starting, other: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def test_who_does_not_ask_is_answered_like_on_the_first_day(starting: Starting) 
     turn = (*first_turn(engine), *some(90, 1))
     answer(engine, ask(turn))
     dense = answer(engine, ask(turn, None))
-    assert not ended(dense).sparse
+    assert not ended(dense).specprefill
     fresh, _ = starting()
     assert next(e.tokens for e in dense if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(turn, None))
 

@@ -148,7 +148,7 @@ def test_limits_count_what_was_sent_however_little_of_it_is_kept(starting: Start
 def test_a_grammar_holds_the_answer_behind_a_thinned_prompt(starting: Starting) -> None:
     with closing(Grammars(engines.tiny_tokenizer(), tiny.VOCAB)) as grammars:
         plan = grammars.choice(["neither of them"])
-    events = answer(starting(), ask(some(700), max_tokens=60, guide=plan, stop=Stop()))
+    events = answer(starting(), ask(some(700), max_tokens=60, grammar=plan, stop=Stop()))
     assert report(events).unused is None
     assert text_of(events) == "neither of them"
 
@@ -220,13 +220,13 @@ def test_scoring_that_would_cost_more_than_it_saves_is_left(takes_s: float, left
     costs, scorer = StepCosts(), Told(slowly)
     costs.observe_prefill(1000, 1000.0)  # so leaving out 400 tokens of 700 saves 0.4 s
     offer = SpecPrefillSetup(scorer, threshold=300, keep=0.3)
-    sparse = SpecPrefill(offer, costs, draft_model(cache_bytes=0).prefix_cache, 0, clock=lambda: now)
+    specprefill = SpecPrefill(offer, costs, draft_model(cache_bytes=0).prefix_cache, 0, clock=lambda: now)
     prompts = [some(700, seed) for seed in range(5)]
     waiting = [Running(ask(prompt), 0, ticket, prompt, 1, 0) for ticket, prompt in enumerate(prompts)]
     for sequence in waiting:
-        while not sparse.ready(sequence):
-            sparse.advance(sequence, seconds=1.0)
-    told = [sequence.sparse for sequence in waiting if sequence.sparse is not None]
+        while not specprefill.ready(sequence):
+            specprefill.advance(sequence, seconds=1.0)
+    told = [sequence.specprefill for sequence in waiting if sequence.specprefill is not None]
     assert [each.unused for each in told] == [None, None, None, left, left]
     assert [each.scoring_s for each in told[:3]] == [pytest.approx(takes_s)] * 3
 

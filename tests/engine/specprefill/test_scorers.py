@@ -474,7 +474,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         scorer = TranslatedScorer(DraftScorer(draft_model()), theirs.eos_ids)
         return SpecPrefillSetup(scorer, 300, 0.3, lambda prompt: PromptTranslation.of(prompt, ours, theirs))
 
-    made = engines.start("llama", sparse=offer, cache_bytes=1 << 26)
+    made = engines.start("llama", specprefill=offer, cache_bytes=1 << 26)
     yield made
     made.check()
     made.close()
@@ -490,7 +490,7 @@ def test_a_next_turn_is_read_from_where_the_last_one_ended_in_theirs_too(engine:
     prompt = some(600)
     tokens = answer(engine, ask(prompt))
     assert report(tokens).scored == 600
-    offer = engine._loaded.sparse
+    offer = engine._loaded.specprefill
     assert offer is not None and offer.translate is not None
     turn = TokenSequence(Request("t", ((*prompt, *some(100, 1)),)), 0, 0, (*prompt, *some(100, 1)), 10, 0)
     turn.translated = offer.translate(turn.prompt)

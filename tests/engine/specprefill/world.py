@@ -89,12 +89,15 @@ def start(kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None,
         made = DraftScorer(draft_model(device=options.get("device"))) if scorer is None else scorer()
         return SpecPrefillSetup(made, threshold=300, keep=0.3)
 
-    return engines.start(kind, sparse=offer, **{"cache_bytes": 1 << 26, **options})
+    return engines.start(kind, specprefill=offer, **{"cache_bytes": 1 << 26, **options})
 
 
-def ask(prompt: Sequence[int], sparse: SpecPrefillRequest | None = SpecPrefillRequest(), **options: Any) -> Request:  # noqa: B008  (frozen)
+DEFAULT_SPECPREFILL = SpecPrefillRequest()
+
+
+def ask(prompt: Sequence[int], specprefill: SpecPrefillRequest | None = DEFAULT_SPECPREFILL, **options: Any) -> Request:
     message = {"max_tokens": 12, "sampling": Sampling(temperature=0.0), "stop": Stop(ignore_eos=True), **options}
-    return Request(f"s{next(NUMBERS)}", (tuple(prompt),), sparse=sparse, **message)
+    return Request(f"s{next(NUMBERS)}", (tuple(prompt),), specprefill=specprefill, **message)
 
 
 def ended(events: list[Event]) -> Ended:
@@ -103,7 +106,7 @@ def ended(events: list[Event]) -> Ended:
 
 
 def report(events: list[Event]) -> SpecPrefillReport:
-    [found] = ended(events).sparse
+    [found] = ended(events).specprefill
     return found
 
 

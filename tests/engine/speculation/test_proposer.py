@@ -28,7 +28,7 @@ def grammars() -> Iterator[Grammars]:
 
 
 def sequence(plan: CompiledGrammar | None, written: str = "") -> TokenSequence:
-    request = Request("r", ((5, 17),), guide=plan)
+    request = Request("r", ((5, 17),), grammar=plan)
     made = TokenSequence(request, 0, 0, request.prompts[0], 100, 0)
     sampling.begin_grammar(made)
     for token in TOKENIZER.encode(written, add_special=False):
@@ -85,7 +85,7 @@ def test_what_must_come_is_found_out_once_however_often_it_is_asked_for(
     row = sequence(grammars.choice(["abcd"]))
     forced = ForcedTokensProposer()
     first = forced.offers([row])
-    monkeypatch.setattr(LlguidanceMatcher, "forced", lambda guide, most: pytest.fail("asked again"))
+    monkeypatch.setattr(LlguidanceMatcher, "forced", lambda matcher, most: pytest.fail("asked again"))
     assert forced.offers([row]) == first
     assert text(forced.propose([row], [9])[0].tokens) == "abc"
 

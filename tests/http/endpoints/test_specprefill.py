@@ -24,7 +24,7 @@ def thinned(request: Request, *reports: SpecPrefillReport) -> list[list[Event]]:
     assert isinstance(ended, Ended)
     told = reports or (SpecPrefillReport("draft", 9000, 2900, 0.5),)
     timing = replace(ended.timing, prefill=0.75)
-    return [*batches, [replace(ended, timing=timing, sparse=told if request.sparse is not None else ())]]
+    return [*batches, [replace(ended, timing=timing, specprefill=told if request.specprefill is not None else ())]]
 
 
 def asking(path: str, **said: Any) -> dict[str, Any]:
@@ -37,8 +37,10 @@ async def test_every_protocol_asks_for_it(path: str) -> None:
     for said in ({"specprefill": True}, {"specprefill": True, "specprefill_keep_pct": 0.1}):
         made = await call(app(engine), path=path, body=asking(path, **said))
         assert made.status == 200, made.body
-    keeps = [request.sparse and request.sparse.keep for request in engine.requests]
-    assert keeps == [None, 0.1] and all(isinstance(request.sparse, SpecPrefillRequest) for request in engine.requests)
+    keeps = [request.specprefill and request.specprefill.keep for request in engine.requests]
+    assert keeps == [None, 0.1] and all(
+        isinstance(request.specprefill, SpecPrefillRequest) for request in engine.requests
+    )
 
 
 @wires
@@ -46,7 +48,7 @@ async def test_true_asks_for_it_however_short_a_prompt_is_and_a_share_alone_for_
     engine = ScriptedEngine()
     for said in ({"specprefill": True, "specprefill_keep_pct": 0.1}, {"specprefill_keep_pct": 0.1}):
         assert (await call(app(engine), path=path, body=asking(path, **said))).status == 200
-    asks = [request.sparse for request in engine.requests if request.sparse is not None]
+    asks = [request.specprefill for request in engine.requests if request.specprefill is not None]
     assert [(ask.keep, ask.forced) for ask in asks] == [(0.1, True), (0.1, False)]
 
 
@@ -55,7 +57,7 @@ async def test_who_does_not_ask_for_it_gets_all_of_the_prompt(path: str) -> None
     engine = ScriptedEngine()
     for said in ({}, {"specprefill": False}, {"specprefill": None}):
         assert (await call(app(engine), path=path, body=asking(path, **said))).status == 200
-    assert [request.sparse for request in engine.requests] == [None] * 3
+    assert [request.specprefill for request in engine.requests] == [None] * 3
 
 
 @wires
@@ -115,8 +117,8 @@ async def test_rules_and_the_newest_turn_are_whole_and_a_long_turn_at_its_ends()
     assert (await call(app(engine), body=body)).status == 200
     assert (await call(app(engine), body=body | {"messages": messages[:2]})).status == 200
     for request, newest_is_long in zip(engine.requests, (False, True), strict=True):
-        assert request.sparse is not None
-        [whole], [marks], [prompt] = request.sparse.whole, request.marks, request.prompts
+        assert request.specprefill is not None
+        [whole], [marks], [prompt] = request.specprefill.whole, request.marks, request.prompts
         covered = {place for begin, end in whole for place in range(begin, end)}
         assert set(range(marks[0])) <= covered, "the system's message"
         assert len(prompt) - 1 in covered

@@ -194,9 +194,9 @@ def test_a_deferred_tool_is_shown_once_a_result_names_it() -> None:
 def test_the_choice_of_tools_reaches_the_engine(choice: Any, one_call: bool, guided: bool) -> None:
     made = request(tools=[TOOL], tool_choice=choice)
     assert made.reading is not None and made.reading.one_call is one_call
-    assert isinstance(made.guide, LazyCallGrammar) is not guided
+    assert isinstance(made.grammar, LazyCallGrammar) is not guided
     unheld = request(tools=[TOOL], tool_choice=choice, hold_calls=False)
-    assert (unheld.guide is not None) is guided
+    assert (unheld.grammar is not None) is guided
 
 
 def test_without_the_choice_of_any_tool_none_is_shown() -> None:
@@ -280,14 +280,14 @@ def test_thinking_is_switched_off_and_bounded() -> None:
     closed = "<think>\n\n</think>\n\n"
     assert prompt(thinking={"type": "disabled"}).endswith(OPENED + closed)
     assert prompt(thinking={"type": "adaptive"}) == prompt()
-    assert request(thinking={"type": "enabled", "budget_tokens": 8}).guide is not None
-    assert request(output_config={"effort": "low"}).guide is not None
+    assert request(thinking={"type": "enabled", "budget_tokens": 8}).grammar is not None
+    assert request(output_config={"effort": "low"}).grammar is not None
 
 
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 def test_the_answer_is_held_to_a_schema(name: str) -> None:
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-    assert request(**{name: {"format": form} if name == "output_config" else form}).guide is not None
+    assert request(**{name: {"format": form} if name == "output_config" else form}).grammar is not None
 
 
 @pytest.mark.parametrize(

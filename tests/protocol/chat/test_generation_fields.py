@@ -118,10 +118,10 @@ REQUEST = {
     "speculate": Shared("speculate", "lookup", ("lookup",)),
 }
 # What is said of these is no single value.
-TRIED_APART = {"sampling", "stop", "sparse", "deadline"}
+TRIED_APART = {"sampling", "stop", "specprefill", "deadline"}
 # What follows from the prompt, from how a protocol tells an answer, or from who asks.
 OF_ITS_OWN = {
-    *("id", "prompts", "n", "reading", "guide", "marks", "media", "logprobs", "prompt_logprobs"),
+    *("id", "prompts", "n", "reading", "grammar", "marks", "media", "logprobs", "prompt_logprobs"),
     *("tenant", "via", "arrived", "pin", "background"),
 }
 
@@ -161,10 +161,10 @@ def test_a_field_that_one_protocol_takes_all_of_them_take_and_document(wire: str
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_prompt_may_be_thinned_in_every_protocol(wire: str) -> None:
     result = WIRES[wire]
-    assert result.request(result.least).sparse is None
-    query = result.request(result.body("specprefill", True)).sparse
+    assert result.request(result.least).specprefill is None
+    query = result.request(result.body("specprefill", True)).specprefill
     assert isinstance(query, SpecPrefillRequest) and query.forced
-    share = result.request(result.body("specprefill_keep_pct", 0.25)).sparse
+    share = result.request(result.body("specprefill_keep_pct", 0.25)).specprefill
     assert isinstance(share, SpecPrefillRequest) and share.keep == 0.25
 
 

@@ -144,14 +144,14 @@ def test_options_without_effect_are_named_in_the_receipt() -> None:
 
 @pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
 def test_the_answer_is_held_to_a_format(form: Any) -> None:
-    assert chat(format=form).request.guide is not None
-    assert chat(format="").request.guide is None
+    assert chat(format=form).request.grammar is not None
+    assert chat(format="").request.grammar is None
 
 
 def test_thinking_is_switched_and_bounded() -> None:
     assert text(chat(think=False)).endswith(OPENED + "<think>\n\n</think>\n\n")
     assert text(chat(think=True)) == text(chat())
-    assert chat(think="low").request.guide is not None
+    assert chat(think="low").request.grammar is not None
 
 
 def test_calls_without_ids_are_answered_in_order_and_by_name() -> None:

@@ -359,15 +359,15 @@ def test_past_calls_of_custom_tools_are_shown() -> None:
 
 def test_an_object_may_be_held_to_a_schema_where_other_servers_take_one() -> None:
     form = {"type": "json_object", "schema": {"type": "object", "required": ["n"], "properties": {"n": {"const": 1}}}}
-    plain = request(response_format={"type": "json_object"}).guide
-    blocked = request(response_format=form).guide
+    plain = request(response_format={"type": "json_object"}).grammar
+    blocked = request(response_format=form).grammar
     assert blocked is not None and blocked is not plain
 
 
 def test_a_structural_tag_holds_what_its_trigger_begins() -> None:
     tag = {"begin": "<call=ls>", "schema": {"type": "object"}, "end": "</call>"}
     form = {"type": "structural_tag", "structures": [tag], "triggers": ["<call="]}
-    assert request(response_format=form).guide is not None
+    assert request(response_format=form).grammar is not None
     with pytest.raises(BadRequest, match="No trigger is the beginning of the tag '<call=ls>'"):
         request(response_format=form | {"triggers": ["<tool"]})
     with pytest.raises(Unsupported, match="structural_tag"):
