@@ -44,8 +44,8 @@ def start_seeing(
     specprefill: SpecPrefillSetup | None = None,
     loras: Mapping[str, Path] | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `headed`: the model's head guesses; `specprefill` says
-    who scores prompts, `loras` are the folders of adapters."""
+    """A running engine; `memory` is the size of the KV cache in bytes. `headed`: its draft head proposes tokens;
+    `specprefill` makes the scorer of prompts, `loras` are the folders of adapters."""
 
     def loaded() -> LoadedModel:
         from ingot.kernels.cpu import native
