@@ -4,7 +4,7 @@ python -m bench.paged                            shapes of common models, eight 
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries per row, as for verification
 python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      with CUDA's matrix units, in several variants
-python -m bench.paged --stretch 256 --warps 8 --most 4 --run 4     without matrix units, another variant
+python -m bench.paged --split 256 --warps 8 --most 4 --run 4     without matrix units, another variant
 
 Bytes are those of the rows' keys and values. On a CPU it needs INGOT_AS=cuda or metal, and measures the emulator, which
 says nothing about a GPU.
@@ -32,16 +32,16 @@ from ingot.kernels.selfcheck import BOUNDS
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"
-CUTS = ("stretch", "warps", "most", "run")
+CUTS = ("split", "warps", "most", "run")
 CUDA = TUNINGS["cuda"]
 WAYS = {
     "vectors": replace(CUDA, matrix=None),
-    "512 in 8K": replace(CUDA, stretch=512, matrix=MatrixTuning(piece=8192, slots=5)),
-    "1024 in 8K": replace(CUDA, stretch=1024, matrix=MatrixTuning(piece=8192, slots=5)),
-    "512 in 16K": replace(CUDA, stretch=512, matrix=MatrixTuning(piece=16384, slots=2)),
-    "256 in 8K": replace(CUDA, stretch=256, matrix=MatrixTuning(piece=8192, slots=5)),
+    "512 in 8K": replace(CUDA, split=512, matrix=MatrixTuning(piece=8192, slots=5)),
+    "1024 in 8K": replace(CUDA, split=1024, matrix=MatrixTuning(piece=8192, slots=5)),
+    "512 in 16K": replace(CUDA, split=512, matrix=MatrixTuning(piece=16384, slots=2)),
+    "256 in 8K": replace(CUDA, split=256, matrix=MatrixTuning(piece=8192, slots=5)),
 }
-"""What `--matrix` measures: places of a stretch, in pieces of so many bytes."""
+"""What `--matrix` measures: places of a split, in pieces of so many bytes."""
 SHORT = [16, 90, 577, 1030]
 PAGE, SLABS, REPEATS, ROUNDS = 64, 4, 50, 5
 

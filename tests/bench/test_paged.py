@@ -64,7 +64,7 @@ def test_each_way_to_cut_for_matrix_units_is_measured_and_checked(
 
 def test_matrix_units_are_cut_in_ways_of_their_own() -> None:
     with pytest.raises(SystemExit):
-        main(["--matrix", "--stretch", "256"])
+        main(["--matrix", "--split", "256"])
 
 
 def test_a_cpu_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def attend(
     pages = rows.table[rows.rows[: len(rows.spans), 4]] % 7
     lain = slabs.addresses(self._run)[:1] % 2
     shown = (lengths + pages)[tokens][:, None, None] * 0.02 + (after % 5 + lain) * 0.1
-    return queries * mx.cos(shown + rows.stretches(64, 0)).astype(queries.dtype)
+    return queries * mx.cos(shown + rows.splits(64, 0)).astype(queries.dtype)
 
 
 class Counted:

@@ -62,8 +62,8 @@ NO_PAGES = ("locate", "store", "unpack", "merge")
 MATRIX = ("attend_wide", "attend_coded", "attend_prompt", "attend_unpacked", "unpack")
 """Kernels that use matrix units, or serve those that do: only on CUDA."""
 BODIES = {
-    "attend_wide": ("stretch", "attend_wide"),
-    "attend_coded": ("stretch", "attend_coded", "attend_wide"),
+    "attend_wide": ("split", "attend_wide"),
+    "attend_coded": ("split", "attend_coded", "attend_wide"),
     "attend_unpacked": ("attend_prompt",),
 }
 """The files of a body, where it is not one of the same name."""
@@ -288,15 +288,15 @@ class KernelRows:
         spans = tuple(zip(lengths, counts, strict=True))
         return cls(_pad_entries(flat, _doubling_room(len(flat))), _pad_entries(rows), spans, most, coded, packed)
 
-    def stretches(self, stretch: int, window: int) -> int:
+    def splits(self, split: int, window: int) -> int:
         """KV splits, at least as many as any row's queries need; computed once for all layers."""
-        splits = self._kv_splits.get((stretch, window))
+        splits = self._kv_splits.get((split, window))
         if splits is None:
             most = max(
-                -(-length // stretch) - (max(length - count + 1 - window, 0) if window else 0) // stretch
+                -(-length // split) - (max(length - count + 1 - window, 0) if window else 0) // split
                 for length, count in self.spans
             )
-            splits = self._kv_splits[stretch, window] = _doubling_room(most)
+            splits = self._kv_splits[split, window] = _doubling_room(most)
         return splits
 
     def unpacked(self, shape: AttentionShape, dtype: mx.Dtype) -> UnpackedPages:
@@ -323,7 +323,7 @@ class KernelRows:
 
     def rooms(self, asked: Sequence[tuple[int, int]]) -> tuple[int, ...]:
         """The numbers of KV splits that such launches depend on, whatever the rows' lengths."""
-        return tuple(self.stretches(stretch, window) for stretch, window in asked)
+        return tuple(self.splits(split, window) for split, window in asked)
 
     def standing_for(self, table: mx.array, rows: mx.array) -> KernelRows:
         """Other rows with the same launches."""
@@ -344,4 +344,4 @@ class RowBounds(NamedTuple):
 
     rows: int  # with padding
     most: int  # queries of a row
-    stretches: int
+    splits: int

@@ -77,7 +77,7 @@ class PagedAttention(Launched):
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
         self._size = max(shape.key_size, shape.value_size)
-        self.stretch = tuning.kv_split_size(dtype, self._size)
+        self.split = tuning.kv_split_size(dtype, self._size)
         """Places that a group of threads looks at: beyond, what several found is merged."""
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
@@ -115,10 +115,10 @@ class PagedAttention(Launched):
         shape, tokens = self._shape, queries.shape[0]
         cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
-        stretches = rows.stretches(self.stretch, self._window)
+        splits = rows.splits(self.split, self._window)
         attended = OutputSpec((tokens, shape.heads, shape.value_size), self._dtype)
-        partial = OutputSpec((tokens, shape.heads, stretches, shape.value_size + 4), mx.float32)
-        sole = stretches == 1
+        partial = OutputSpec((tokens, shape.heads, splits, shape.value_size + 4), mx.float32)
+        sole = splits == 1
         # What it does not write is small, but of the same type: with another it would be another kernel.
         given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
         found = self._run(
@@ -129,7 +129,7 @@ class PagedAttention(Launched):
             ],
             LaunchConfig(
                 template=cut.attend,
-                groups=(stretches * chunks, shape.kv_heads, len(rows.spans)),
+                groups=(splits * chunks, shape.kv_heads, len(rows.spans)),
                 threads=self._tuning.warps * 32,
                 outputs=given,
             ),
@@ -137,12 +137,12 @@ class PagedAttention(Launched):
         return found[1] if sole else self._merged(found[0], rows, cut, attended)
 
     def bound(self, rows: KernelRows) -> RowBounds:
-        return RowBounds(padded_count(len(rows.spans)), rows.most, rows.stretches(self.stretch, self._window))
+        return RowBounds(padded_count(len(rows.spans)), rows.most, rows.splits(self.split, self._window))
 
     def standing_for(self, bound: RowBounds, table: mx.array, rows: mx.array) -> KernelRows:
         """Any rows that are bound so."""
-        spans, stretches = ((0, 0),) * bound.rows, {(self.stretch, self._window): bound.stretches}
-        return KernelRows(table, rows, spans, bound.most, _kv_splits=stretches)
+        spans, splits = ((0, 0),) * bound.rows, {(self.split, self._window): bound.splits}
+        return KernelRows(table, rows, spans, bound.most, _kv_splits=splits)
 
     def _merged(self, partial: mx.array, rows: KernelRows, cut: _AttentionCut, attended: OutputSpec) -> mx.array:
         groups = (1, self._shape.heads, len(rows.spans) * rows.most)
@@ -251,7 +251,7 @@ class PagedAttention(Launched):
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
         part = part if coded is None else CODED_PART
-        seen = (("STRETCH", self.stretch), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        seen = (("SPLIT", self.split), ("WINDOW", self._window), ("GROUP", self._shape.group))
         matrix = tuning.matrix if self._dtype.size == 2 else None
         cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
         ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
@@ -265,7 +265,7 @@ class PagedAttention(Launched):
         return made
 
     def _pieces(self, matrix: MatrixTuning, part: int) -> KernelTemplate:
-        return ("KEYS", matrix.keys(self._size)), ("SLOTS", matrix.slots_for(self._size, part, self.stretch))
+        return ("KEYS", matrix.keys(self._size)), ("SLOTS", matrix.slots_for(self._size, part, self.split))
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: KVSlabs, count: int) -> mx.array:
         taken = self._tuning.taken(len(slabs.keys))

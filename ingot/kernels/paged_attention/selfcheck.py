@@ -62,7 +62,7 @@ class _AttentionTrial:
         self._attention, self._shape, self._dtype = attention, shape, attention.dtype
         self._random = np.random.default_rng(7)
         self._sizes = (shape.key_size, shape.value_size)
-        self._lengths = [8, shape.page, shape.page + 9, *(attention.stretch + beyond for beyond in _BEYOND_A_SPLIT)]
+        self._lengths = [8, shape.page, shape.page + 9, *(attention.split + beyond for beyond in _BEYOND_A_SPLIT)]
         needed = [-(-length // shape.page) for length in self._lengths]
         each = (sum(needed) + 1) // slabs + 1
         free = [page_number(int(at) // each, int(at) % each) for at in self._random.permutation(each * slabs)]

@@ -133,16 +133,16 @@ class MatrixTuning:
         """In a piece, with heads of that size: 32, or 64."""
         return _UNIT if 2 * size * _UNIT <= self.piece else _UNIT // 2
 
-    def slots_for(self, size: int, part: int, stretch: int) -> int:
+    def slots_for(self, size: int, part: int, split: int) -> int:
         """As many as fit into shared memory with weights, partial results and page addresses."""
         keys = self.keys(size)
-        used = part * (16 * (keys // 8 | 1) + 20) + stretch // _UNIT * 16
+        used = part * (16 * (keys // 8 | 1) + 20) + split // _UNIT * 16
         return min(self.slots, (_SHARED - used) // (keys * 16 * (size // 8 | 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    stretch: int  # tokens of a KV split, which a group of threads reads
+    split: int  # tokens of a KV split, which a group of threads reads
     warps: int  # in a group
     most: int  # queries of a group, in registers
     run: int  # consecutive values that a thread sums at once, as it has registers: 4 or 8
@@ -162,7 +162,7 @@ class AttentionTuning:
     def kv_split_size(self, dtype: mx.Dtype, size: int) -> int:
         """Tokens of a KV split, with heads of that size."""
         large = self.matrix.large if self.matrix is not None and dtype.size == 2 and size > _LARGE else None
-        return self.stretch if large is None else large
+        return self.split if large is None else large
 
     def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
         """Queries of a group, of so many in all with heads of that size, and keys that a thread reads at once."""
@@ -176,10 +176,10 @@ class AttentionTuning:
 
 TUNINGS: dict[DeviceKind, AttentionTuning] = {
     "cuda": AttentionTuning(
-        stretch=512, warps=4, most=8, run=8, matrix=MatrixTuning(piece=8192, slots=5, large=1024), prompts=4
+        split=512, warps=4, most=8, run=8, matrix=MatrixTuning(piece=8192, slots=5, large=1024), prompts=4
     ),
     "metal": AttentionTuning(
-        stretch=512, warps=4, most=4, run=4, slabs=SLAB_INPUTS
+        split=512, warps=4, most=4, run=4, slabs=SLAB_INPUTS
     ),  # a thread has half as many registers there
 }
 

@@ -64,7 +64,7 @@ def test_the_result_is_the_same_however_the_work_is_cut(tuning: AttentionTuning)
     check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
-def test_more_stretches_than_threads_that_merge_them() -> None:
+def test_more_splits_than_threads_that_merge_them() -> None:
     variant = Variant(AttentionShape(1, 1, 16, 16), mx.float32, tuning=AttentionTuning(64, 1, 1, 4))
     memory = Memory(variant, [64 * 130 + 5, 64 * 128])
     check(memory, variant.attention(Emulator(3)).attend(memory.queries, memory.rows(), memory.slabs, START))
@@ -111,9 +111,9 @@ def test_sixteen_queries_beside_one_with_caps_and_sinks(kind: str, size: int) ->
 
 def test_groups_before_a_window_are_not_launched() -> None:
     rows = KernelRows.of([range(2000)], [100_000])
-    assert rows.stretches(512, 0) == 256, "room for 196"
-    assert rows.stretches(512, 128) == 1
-    assert rows.stretches(512, 1024) == 4
+    assert rows.splits(512, 0) == 256, "room for 196"
+    assert rows.splits(512, 128) == 1
+    assert rows.splits(512, 1024) == 4
 
 
 class Launched(Emulator):
@@ -206,7 +206,7 @@ def test_a_querys_bits_are_the_same_alone_beside_others_and_among_other_queries(
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(("tuning", "kernel"), [(VECTORS, "attend"), (TUNINGS["cuda"], "attend_wide")], ids=str)
-def test_rows_of_one_stretch_need_no_merging_and_have_the_same_bits_without(
+def test_rows_of_one_split_need_no_merging_and_have_the_same_bits_without(
     tuning: AttentionTuning, kernel: str, sinks: bool
 ) -> None:
     variant, launched = Variant(AttentionShape(6, 2, 64, 80), mx.bfloat16, None, sinks, None, tuning), Launched()

@@ -48,9 +48,9 @@ def test_pieces_of_any_heads_fit_in_shared_memory(
     tuning: AttentionTuning, key_size: int, value_size: int, group: int, count: int
 ) -> None:
     cut = dict(_launched(AttentionShape(group, 1, key_size, value_size), tuning, count).template)
-    keys, slots, part, stretch = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "STRETCH"))  # type: ignore[call-overload]
+    keys, slots, part, split = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "SPLIT"))  # type: ignore[call-overload]
     line = 16 * (max(key_size, value_size) // 8 | 1)
-    weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, stretch // 64 * 16
+    weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, split // 64 * 16
     assert keys * line * slots + weights + of_warps + factors + units <= SHARED
     assert slots >= 2, "one to be multiplied while the next is on its way"
     assert keys in (32, 64) and part in (16, 32, 64)
@@ -66,9 +66,9 @@ def test_all_queries_of_a_head_of_keys_share_what_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "stretch"), [(128, mx.bfloat16, 512), (256, mx.bfloat16, 1024), (256, mx.float32, 512)]
+    ("size", "dtype", "split"), [(128, mx.bfloat16, 512), (256, mx.bfloat16, 1024), (256, mx.float32, 512)]
 )
-def test_groups_of_threads_look_at_more_places_of_large_heads(size: int, dtype: mx.Dtype, stretch: int) -> None:
+def test_groups_of_threads_look_at_more_places_of_large_heads(size: int, dtype: mx.Dtype, split: int) -> None:
     attention = PagedAttention(Noted(), TUNINGS["cuda"], AttentionShape(16, 2, size, size), dtype, scale=1.0)
-    assert attention.stretch == stretch
-    assert PagedAttention(Noted(), TUNINGS["metal"], AttentionShape(16, 2, size, size), dtype, scale=1.0).stretch == 512
+    assert attention.split == split
+    assert PagedAttention(Noted(), TUNINGS["metal"], AttentionShape(16, 2, size, size), dtype, scale=1.0).split == 512

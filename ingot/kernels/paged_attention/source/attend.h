@@ -1,15 +1,15 @@
-// One threadgroup: some queries of one row that share a head of keys and values, over one stretch of places. Which keys a
+// One threadgroup: some queries of one row that share a head of keys and values, over one split of places. Which keys a
 // thread adds up, and in which order, depends on neither PART nor UNROLL, nor on how many queries a row has.
 //
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
-// stretches, VALUE_SIZE + 4]: for each stretch the values, weighted; the largest score; the sum of weights. Where no row has
-// more than one stretch -> attended [tokens, heads, VALUE_SIZE] instead, with the bits that merging would give.
+// splits, VALUE_SIZE + 4]: for each split the values, weighted; the largest score; the sum of weights. Where no row has
+// more than one split -> attended [tokens, heads, VALUE_SIZE] instead, with the bits that merging would give.
 constexpr int LINE_LANES_K = KEY_SIZE <= 16 ? 2 : KEY_SIZE <= 32 ? 4 : KEY_SIZE <= 64 ? 8 : KEY_SIZE <= 128 ? 16 : 32;
 constexpr int LINE_LANES_V = VALUE_SIZE <= 16 ? 2 : VALUE_SIZE <= 32 ? 4 : VALUE_SIZE <= 64 ? 8 : VALUE_SIZE <= 128 ? 16 : 32;
 constexpr int WARP_KEYS = 32 / LINE_LANES_K * UNROLL;    // keys that a warp looks at, at once
 constexpr int WARP_VALUES = 32 / LINE_LANES_V * RUN;
 constexpr int HEADS = KV_HEADS * GROUP;
-constexpr int SHARED_SIZE = STRETCH > WARPS / 2 * VALUE_SIZE ? STRETCH : WARPS / 2 * VALUE_SIZE;
+constexpr int SHARED_SIZE = SPLIT > WARPS / 2 * VALUE_SIZE ? SPLIT : WARPS / 2 * VALUE_SIZE;
 SHARED_FLOATS(weights, PART * SHARED_SIZE);
 SHARED_FLOATS(totals, PART * 2);
 
@@ -21,14 +21,14 @@ const int length = rows[row * 6], first_page = rows[row * 6 + 1], first_query = 
 const int count = rows[row * 6 + 3], first_entry = rows[row * 6 + 4];
 const int chunks = (rows[row * 6 + 5] * GROUP + PART - 1) / PART;
 const int chunk = int(threadgroup_position_in_grid.x) % chunks;
-const int stretches = int(threadgroups_per_grid.x) / chunks;
+const int splits = int(threadgroups_per_grid.x) / chunks;
 
-// Places are counted from the stretch's begin, from here on.
+// Places are counted from the split's begin, from here on.
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
 const int number = int(threadgroup_position_in_grid.x) / chunks;
-const int begin = (least / STRETCH + number) * STRETCH;
+const int begin = (least / SPLIT + number) * SPLIT;
 const int from = least > begin ? least - begin : 0;
-const int to = length - begin < STRETCH ? length - begin : STRETCH;
+const int to = length - begin < SPLIT ? length - begin : SPLIT;
 if (from >= to || chunk * PART >= count * GROUP) {
   return;
 }
@@ -98,7 +98,7 @@ if (from >= to || chunk * PART >= count * GROUP) {
         const int limit = length - count + 1 + (chunk * PART + m) / GROUP - begin;
         const bool seen = at_key < limit && at_key >= from && (WINDOW == 0 || at_key >= limit - WINDOW);
         const float score = CAPPED ? numbers[1] * tangent(scores[i]) : scores[i];
-        weights[m * STRETCH + at_key] = seen ? score : nothing();
+        weights[m * SPLIT + at_key] = seen ? score : nothing();
       }
     }
   }
@@ -123,7 +123,7 @@ group_barrier();
 
 // Weights: a warp takes whole queries.
 for (int m = warp; m < PART; m += WARPS) {
-  SHARED float* scores = weights + m * STRETCH;
+  SHARED float* scores = weights + m * SPLIT;
   float largest = nothing();
   for (int key = from / 32 * 32 + lane; key < to; key += 32) {
     largest = key >= from ? larger(largest, scores[key]) : largest;
@@ -175,7 +175,7 @@ for (int key = skipped + mine, done = 0; key < to;) {
 #pragma unroll
       for (int m = 0; m < PART; ++m) {
         float weight[4];
-        read_four(weights + m * STRETCH + key + u, weight);
+        read_four(weights + m * SPLIT + key + u, weight);
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
           sums[m * 8 + i % 8] = multiply_add(weight[i / 8], v[i], sums[m * 8 + i % 8]);
@@ -219,7 +219,7 @@ if (warp == 0 && writes) {
     if (query < count * GROUP) {
       const int head_of_query = head * GROUP + query % GROUP;
       const size_t of = (size_t)(first_query + query / GROUP) * HEADS + head_of_query;
-      if (stretches == 1) {
+      if (splits == 1) {
         const float sink = SINKS ? numbers[2 + head_of_query] : nothing();
         const float largest = larger(sink, totals[m * 2]);
         const float factor = power_of_two(totals[m * 2] - largest);
@@ -230,7 +230,7 @@ if (warp == 0 && writes) {
           attended[of * VALUE_SIZE + column + i] = T(value / sum);
         }
       } else {
-        DEVICE float* to_partial = partial + (of * stretches + number) * (VALUE_SIZE + 4);
+        DEVICE float* to_partial = partial + (of * splits + number) * (VALUE_SIZE + 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           to_partial[column + i] = sums[m * 8 + i];

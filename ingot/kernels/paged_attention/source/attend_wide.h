@@ -1,4 +1,4 @@
-// What `attend` does, by matrix units, behind `stretch`. Keys and values come to shared memory in pieces of KEYS places, K, V,
+// What `attend` does, by matrix units, behind `split`. Keys and values come to shared memory in pieces of KEYS places, K, V,
 // K, V, into a ring of slots, and are on their way while earlier ones are multiplied. For the scores warps take tiles, and share
 // a piece's keys where there are fewer tiles than warps; for the values they share its columns. Neither which numbers a query's
 // sums are made of nor their order depends on PART, SLOTS or how many queries a row has.
@@ -197,8 +197,8 @@ for (int i = 0; i < TILES * 2; ++i) {
     }
     const int head_of_query = head * GROUP + query % GROUP;
     const size_t of = (size_t)(first_query + query / GROUP) * HEADS + head_of_query;
-    DEVICE float* to_partial = partial + (of * stretches + number) * (VALUE_SIZE + 4);
-    if (stretches == 1) {
+    DEVICE float* to_partial = partial + (of * splits + number) * (VALUE_SIZE + 4);
+    if (splits == 1) {
       const float sink = SINKS ? numbers[2 + head_of_query] : nothing(), most = larger(sink, factors[in_part]);
       factor = power_of_two(factors[in_part] - most);
       sum = multiply_add(factor, sum, SINKS ? power_of_two(sink - most) : 0.0f);
@@ -209,7 +209,7 @@ for (int i = 0; i < TILES * 2; ++i) {
     for (int j = 0; j < COLUMNS; ++j) {
       const int column = (warp * COLUMNS + j) * 8 + across * 2;
       const float low = factor * sums[i / 2][j][i % 2 * 2], high = factor * sums[i / 2][j][i % 2 * 2 + 1];
-      if (column < VALUE_SIZE && stretches == 1) {
+      if (column < VALUE_SIZE && splits == 1) {
         attended[of * VALUE_SIZE + column] = T(low / sum);
         attended[of * VALUE_SIZE + column + 1] = T(high / sum);
       } else if (column < VALUE_SIZE) {

@@ -1,11 +1,11 @@
-// One threadgroup: one head of one query. Adds up what `attend` found in each stretch, in their order.
+// One threadgroup: one head of one query. Adds up what `attend` found in each split, in their order.
 //
-// partial [tokens, heads, stretches, VALUE_SIZE + 4], numbers [2 + heads], rows [rows, 6] -> attended [tokens, heads, VALUE_SIZE]
+// partial [tokens, heads, splits, VALUE_SIZE + 4], numbers [2 + heads], rows [rows, 6] -> attended [tokens, heads, VALUE_SIZE]
 constexpr int HEADS = KV_HEADS * GROUP;
 constexpr int LINE = VALUE_SIZE + 4;
 constexpr int COLUMNS = (VALUE_SIZE + THREADS - 1) / THREADS;  // of a thread
 SHARED_FLOATS(maxima, THREADS / 32);
-SHARED_FLOATS(factors, THREADS * 2);  // of some stretches, and their sums of weights
+SHARED_FLOATS(factors, THREADS * 2);  // of some splits, and their sums of weights
 const int row = int(threadgroup_position_in_grid.z) / rows[5];
 const int query = int(threadgroup_position_in_grid.z) % rows[5];
 const int head = int(threadgroup_position_in_grid.y);
@@ -16,11 +16,11 @@ if (query >= count) {
   return;
 }
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int stretches = (length + STRETCH - 1) / STRETCH - least / STRETCH;
+const int splits = (length + SPLIT - 1) / SPLIT - least / SPLIT;
 const DEVICE float* found = partial + ((size_t)token * HEADS + head) * partial_shape[2] * LINE;
 
 float largest = SINKS ? numbers[2 + head] : nothing();
-for (int s = thread_number; s < stretches; s += THREADS) {
+for (int s = thread_number; s < splits; s += THREADS) {
   largest = larger(largest, found[s * LINE + VALUE_SIZE]);
 }
 #pragma unroll
@@ -41,8 +41,8 @@ float sum = SINKS ? power_of_two(numbers[2 + head] - largest) : 0.0f, values[COL
 for (int i = 0; i < COLUMNS; ++i) {
   values[i] = 0.0f;
 }
-for (int first = 0; first < stretches; first += THREADS) {
-  const int some = stretches - first < THREADS ? stretches - first : THREADS;
+for (int first = 0; first < splits; first += THREADS) {
+  const int some = splits - first < THREADS ? splits - first : THREADS;
   if (thread_number < some) {
     const DEVICE float* ends = found + (first + thread_number) * LINE + VALUE_SIZE;
     factors[thread_number * 2] = power_of_two(ends[0] - largest);
@@ -56,10 +56,10 @@ for (int first = 0; first < stretches; first += THREADS) {
 #pragma unroll
   for (int i = 0; i < COLUMNS; ++i) {
     const int column = i * THREADS + thread_number;
-    const DEVICE float* stretch = found + first * LINE + (column < VALUE_SIZE ? column : 0);
+    const DEVICE float* split = found + first * LINE + (column < VALUE_SIZE ? column : 0);
 #pragma unroll 16
     for (int s = 0; s < some; ++s) {
-      values[i] = multiply_add(factors[s * 2], stretch[s * LINE], values[i]);
+      values[i] = multiply_add(factors[s * 2], split[s * LINE], values[i]);
     }
   }
   group_barrier();

@@ -1,8 +1,8 @@
 // One threadgroup of four warps takes PART queries of one row that share a head of keys and values, in tiles of sixteen, over one
-// stretch of places, by matrix units: what it takes, where that lies, and what it has found so far, which is nothing yet.
+// split of places, by matrix units: what it takes, where that lies, and what it has found so far, which is nothing yet.
 //
 // queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
-// stretches, VALUE_SIZE + 4], or where no row has more than one stretch -> attended [tokens, heads, VALUE_SIZE], as in `attend`
+// splits, VALUE_SIZE + 4], or where no row has more than one split -> attended [tokens, heads, VALUE_SIZE], as in `attend`
 constexpr int HEADS = KV_HEADS * GROUP;
 static_assert(WARPS == 4, "as many as share the columns of values");
 constexpr int THREADS = WARPS * 32;
@@ -23,7 +23,7 @@ SHARED_FLOATS(ring, SLOTS * SLOT);
 SHARED_FLOATS(weights, PART * WEIGHT_LINE);
 SHARED_FLOATS(of_warps, WARPS * PART);  // largest scores, and in the end sums of weights
 SHARED_FLOATS(factors, PART);           // of the sums until now, and in the end largest scores
-SHARED_FLOATS(units, STRETCH / UNIT * 4);
+SHARED_FLOATS(units, SPLIT / UNIT * 4);
 const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
 
 const int lane = int(thread_index_in_simdgroup);
@@ -35,21 +35,21 @@ const int length = rows[row * 6], first_page = rows[row * 6 + 1], first_query = 
 const int count = rows[row * 6 + 3], first_entry = rows[row * 6 + 4];
 const int chunks = (rows[row * 6 + 5] * GROUP + PART - 1) / PART;
 const int first = int(threadgroup_position_in_grid.x) % chunks * PART;
-const int stretches = int(threadgroups_per_grid.x) / chunks;
+const int splits = int(threadgroups_per_grid.x) / chunks;
 
-// Places are counted from the stretch's begin, from here on.
+// Places are counted from the split's begin, from here on.
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
 const int number = int(threadgroup_position_in_grid.x) / chunks;
-const int begin = (least / STRETCH + number) * STRETCH;
+const int begin = (least / SPLIT + number) * SPLIT;
 int from = least > begin ? least - begin : 0;  // what is not looked at yet
-const int to = length - begin < STRETCH ? length - begin : STRETCH;
+const int to = length - begin < SPLIT ? length - begin : SPLIT;
 if (from >= to || first >= count * GROUP) {
   return;
 }
 const int first_limit = length - count + 1 - begin;  // what a query sees lies before its limit
 const float scale = numbers[0], cap = numbers[1];
 
-for (int unit = thread_number; unit < STRETCH / UNIT; unit += THREADS) {
+for (int unit = thread_number; unit < SPLIT / UNIT; unit += THREADS) {
   if ((unit + 1) * UNIT > from && unit * UNIT < to) {
     const int place = begin + unit * UNIT, page = table[first_entry + place / PAGE - first_page];
     const DEVICE T* start;
