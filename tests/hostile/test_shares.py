@@ -94,7 +94,10 @@ def test_bodies_of_one_key_that_stop_after_a_byte_keep_no_other_key_out_nor_prob
             caplog.clear()
         assert [everything(one)[:12] for one in (greedy[0], greedy[2])] == [b"HTTP/1.1 503"] * 2
     said = [record.getMessage() for record in caplog.records if record.name.startswith("ingot")]
-    assert said == [f"{most - 1} requests were refused whose bodies had not come"]
+    answered = "GET '/v1/models'"  # may be logged after its client has read the answer
+    assert [line for line in said if not line.startswith(answered)] == [
+        f"{most - 1} requests were refused whose bodies had not come"
+    ]
 
 
 def test_what_gave_way_is_in_the_log_with_the_status_that_was_sent(
