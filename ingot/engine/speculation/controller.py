@@ -9,12 +9,12 @@ is taken from an exploration budget, which a small share of all time and whateve
 that the budget could not bear to be all wrong.
 
 What each part buys on the simulated devices of the tests, as a share of the best fixed depth: without exploring rows
-that have no drafts, 0.74 instead of 0.94 where drafts become good again on a compute-bound device; without going on
+that have no drafts, 0.74 instead of 0.95 where drafts become good again on a compute-bound device; without going on
 with what was accepted there, 1.01 instead of 1.13 where one row of eight copies; with all of the budget at stake at
-once, 0.85 instead of 0.94; without a budget, 0.91 instead of 0.97 of plain decoding after drafts turned bad; without
-factors by size, 0.90 instead of 0.97 on a device with a knee; without odds of each sequence, 0.93 instead of 0.98 after
-changes; without the graph cache, 0.90 instead of 0.91 on an H200; without the lower bound of plain rounds, 0.93 instead
-of 0.95 on a machine that slows down.
+once, 0.92 instead of 0.95 on that device; without a budget, 0.80 instead of 0.97 of plain decoding after drafts turned
+bad; without factors by size, 0.91 instead of 0.98 on a device with a knee; without odds of each sequence, 0.92 instead
+of 0.98 after changes; without the graph cache, 0.91 instead of 0.92 on an H200; without the lower bound of plain
+rounds, 0.93 instead of 0.96 on a machine that slows down.
 """
 
 from __future__ import annotations
