@@ -336,6 +336,7 @@ class MessagesBody(MessagesPromptBody, SamplingFields, StopFields, RequestFields
     adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
     ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
 
+    billing_policy: None = accepts(HintField(kind=Anything(dict)), "Nothing is billed. Named in the receipt.")
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
     diagnostics: None = accepts(
