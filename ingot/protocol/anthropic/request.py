@@ -262,6 +262,7 @@ class MessagesPromptBody:
     speed: str | None = accepts(
         OneOf(("standard",), {"fast": "is not offered: every request is served alike."}), "There is one speed."
     )
+    billing_policy: None = accepts(HintField(kind=Anything(dict)), "Nothing is billed. Named in the receipt.")
     mcp_servers: None = refuses("is not supported here: this server connects to none for a request.", [])
 
     @property
@@ -336,7 +337,6 @@ class MessagesBody(MessagesPromptBody, SamplingFields, StopFields, RequestFields
     adapter: str | None = accepts(AdapterField(), ABOUT_ADAPTER)
     ttl: None = accepts(TimeToLiveField(), ABOUT_TTL)
 
-    billing_policy: None = accepts(HintField(kind=Anything(dict)), "Nothing is billed. Named in the receipt.")
     container: None = refuses("is not supported: this server runs no tools of its own.")
     compaction: None = refuses(NO_SUMMARY)
     diagnostics: None = accepts(
