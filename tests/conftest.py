@@ -43,6 +43,8 @@ settings.load_profile("quick")
 
 
 ROOT = Path(__file__).parents[1]
+SLOW_FOLDERS = ("tests/bench/", "tests/foundry/")
+"""Tests of what is not the product."""
 _sampled: Counter[str] = Counter()
 """How many tests were sampled so far, by their file."""
 
@@ -58,25 +60,15 @@ def read_part(text: str) -> tuple[int, int]:
     return number, parts
 
 
-def pytest_report_header() -> str:
-    return f"sampled cases: INGOT_TEST_SAMPLE={read_sample()}"
-
-
-def read_sample() -> int:
-    """Another number chooses other cases of `sampled` tests."""
-    return int(os.environ.get("INGOT_TEST_SAMPLE", "0"))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, Any, Any]:
-    """Of the cases of a `sampled` test one in so many is quick, counted from another case in each test of a file, for
-    each INGOT_TEST_SAMPLE. The number shares no divisor with the count of values that vary fastest, so that each value
-    has its turn in every run."""
+    """Of the cases of a `sampled` test one in so many is quick, counted from another case in each test of a file. The
+    number shares no divisor with the count of values that vary fastest, so that each value has its turn."""
     made = yield
     cases = [case for case in made if not case.get_closest_marker("slow")] if isinstance(made, list) else []
     sampled = next((mark for case in cases if (mark := case.get_closest_marker("sampled"))), None)
     if sampled is not None:
-        [every], first = sampled.args, _sampled[collector.nodeid] + read_sample()
+        [every], first = sampled.args, _sampled[collector.nodeid]
         _sampled[collector.nodeid] += len(cases) > 1
         for number, case in enumerate(cases):
             if number % every != first % min(every, len(cases)):
@@ -84,7 +76,11 @@ def pytest_pycollect_makeitem(collector: pytest.Collector) -> Generator[None, An
     return made
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW_FOLDERS):
+            item.add_marker(pytest.mark.slow)
     if (part := config.getoption("--part")) is not None:
         kept: list[pytest.Item] = []
         left_out: list[pytest.Item] = []

@@ -26,11 +26,10 @@ class Case:
         self.marks.append(mark)
 
 
-def quick(cases: list[Case], file: str, sample: int = 0) -> list[int]:
+def quick(cases: list[Case], file: str) -> list[int]:
     made = conftest.pytest_pycollect_makeitem(SimpleNamespace(nodeid=file))  # type: ignore[arg-type]
     next(made)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(StopIteration) as ended:
-        patch.setenv("INGOT_TEST_SAMPLE", str(sample))
+    with pytest.raises(StopIteration) as ended:
         made.send(cases)
     assert ended.value.value is cases
     return [number for number, case in enumerate(cases) if case.get_closest_marker("slow") is None]
@@ -51,13 +50,6 @@ def test_what_is_slow_anyway_is_not_counted_and_what_is_not_sampled_stays_quick(
     assert quick([Case(), Case(), Case(slow)], "five") == [0, 1]
 
 
-def test_as_many_samples_as_one_case_is_taken_of_have_all_cases() -> None:
-    runs = [
-        quick([Case(pytest.mark.sampled(3).mark) for _ in range(7)], f"six-{sample}", sample) for sample in range(3)
-    ]
-    assert sorted(number for run in runs for number in run) == list(range(7))
-
-
 def pytest_run(folder: Path, text: str, unsteady: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs pytest with this project's hooks over a file of tests and a list of unsteady ones."""
     (folder / "tests").mkdir()
@@ -65,7 +57,7 @@ def pytest_run(folder: Path, text: str, unsteady: str, *arguments: str) -> subpr
     (folder / "tests/unsteady.toml").write_text(unsteady)
     (folder / "tests/test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    few = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "INGOT_TEST_SAMPLE": "0"}
+    few = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", *arguments, "tests"]
     return subprocess.run(command, cwd=folder, env=few, capture_output=True, text=True, timeout=120, check=False)
 
