@@ -116,11 +116,15 @@ def write_tokenizer(folder: Path, vocab: int, template: str = PLAIN) -> None:
 
 def write(folder: Path, shape: str) -> None:
     """A folder that any server of MLX models can load."""
+    write_model(folder, SHAPES[shape], build(SHAPES[shape]))
+
+
+def write_model(folder: Path, config: dict[str, Any], model: Any, template: str = PLAIN) -> Path:
+    """The same, with these weights."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    vocab = SHAPES[shape]["vocab_size"]
-    write_tokenizer(folder, vocab)
-    model = build(SHAPES[shape])
+    write_tokenizer(folder, config["vocab_size"], template)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
-    (folder / "config.json").write_text(json.dumps({**SHAPES[shape], "eos_token_id": vocab - 1}))
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": config["vocab_size"] - 1}))
+    return folder

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.random_models import write_tokenizer
+import pytest
+
+from bench.random_models import write_model
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.record_file import FileSystem
 from ingot.cache.disk.store import DiskLimits, RecordStore
-from ingot.engine.admission import EngineLimits, ServedLoras
+from ingot.config import Settings
+from ingot.engine.admission import EngineLimits
 from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
 from ingot.engine.kv_events import KVEventSink
+from ingot.engine.loading import draft_models
+from ingot.engine.loading.language_model import MemoryShare, load_language_model
 from ingot.engine.loop import Loop
-from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE, MemoryBudget
-from ingot.engine.request import Ended, Event, ModelCard, Request, TextDelta
+from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
+from ingot.engine.request import Ended, Event, Request, TextDelta
 from ingot.engine.runner import Runner
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.speculation.proposer import Proposer
-from ingot.kernels.device import Device
+from ingot.kernels.device import Device, current_device
 from ingot.models.adapter import ModelAdapter
-from ingot.models.kv_codec import with_kv_codec
+from ingot.models.files.locate import ModelFolder
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import tiny
 from tests.scripted import Wait
@@ -35,6 +42,9 @@ GPU = Device("cuda", "a CPU that follows a GPU's rules", 1 << 34)
 
 DISK_LIMITS = DiskLimits(1 << 28, sync=False)
 DISK_SECRET = b"ours"
+ALL_MODELS = 1 << 34
+"""Bytes that MLX may take in a process of tests."""
+_folders = tempfile.TemporaryDirectory(prefix="tiny-models-")
 
 
 class Held(ModelAdapter):
@@ -55,13 +65,63 @@ def tight_memory(engine: Engine, *, rows: int, tokens: int) -> int:
     budget = engine._loaded.budget
     states = rows * budget.row_bytes(tokens) + budget.slot_bytes(rows)
     aside = TRANSIENT_SHARE + (REWIND_SHARE if budget.earlier else 0)
-    return int(states / (1 - aside)) + budget.footprint.scratch + 1000
+    return budget.weights + int(states / (1 - aside)) + budget.footprint.scratch + 1000
+
+
+@cache
+def tiny_folder(kind: str) -> Path:
+    """The files of a tiny model."""
+    return write_tiny(kind, tiny.CONFIGS[kind], tiny.build(kind))
+
+
+def write_tiny(name: str, config: dict[str, Any], model: Any) -> Path:
+    """The folder is removed when the process ends."""
+    return write_model(Path(_folders.name) / name, config, model)
 
 
 def tiny_tokenizer() -> Tokenizer:
-    with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(Path(folder), tiny.VOCAB)
-        return Tokenizer.load(Path(folder))
+    return Tokenizer.load(tiny_folder("llama"))
+
+
+@contextmanager
+def acting_as(device: Device | None) -> Iterator[None]:
+    """What is loaded inside follows the rules of this device."""
+    if device is None or device.kind == current_device().kind:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("INGOT_AS", raising=False)
+        if device.kind != current_device().kind:
+            if current_device().kind != "cpu":
+                pytest.skip("this machine has another GPU")
+            patch.setenv("INGOT_AS", device.kind)
+        yield
+
+
+def disk_backend(
+    folder: Path, key: dict[str, str], limits: DiskLimits = DISK_LIMITS, files: FileSystem | None = None
+) -> DiskBackend:
+    return DiskBackend.of(RecordStore(folder, key, limits, DISK_SECRET, files))
+
+
+def load(
+    settings: Settings,
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    memory: int | None = None,
+    device: Device | None = None,
+    further: Mapping[str, Path] | None = None,
+    name: str = "tiny",
+) -> LoadedModel:
+    """What a server loads with these settings, each token computed in one way; `memory` is its whole budget. A draft
+    head may have random weights, and predict nothing."""
+    settings = replace(settings, deterministic=True)
+    others = {role: ModelFolder(path, role, "random weights") for role, path in (further or {}).items()}
+    share = MemoryShare(memory or 1 << 29, ALL_MODELS)
+    with acting_as(device), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft_models, "check_draft_head", lambda head, adapter: None)
+        return load_language_model(settings, ModelFolder(folder, name, "random weights"), tokenizer, others, share)
 
 
 def start(
@@ -76,7 +136,7 @@ def start(
     wait: Wait | None = None,
     proposers: Sequence[Proposer] = (),
     fixed_draft_tokens: int | None = None,
-    headed: Callable[[ModelAdapter], ModelAdapter] | None = None,
+    eagle: Path | None = None,
     disk: Path | None = None,
     disk_limits: DiskLimits = DISK_LIMITS,
     files: FileSystem | None = None,
@@ -88,81 +148,51 @@ def start(
     loras: Mapping[str, Path] | None = None,
     loop: Loop | None = None,
 ) -> Engine:
-    """A running engine; `memory` are the bytes that states may take. `wait` is called before each launch, `headed`
-    gives the model a head, `disk` is the folder that it keeps records in, if there is one; `codec` is what they are put
-    into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
+    """A running engine; `memory` are the bytes of weights and states. `wait` is called before each launch, `eagle`
+    is the folder of its draft head, `disk` the one that it keeps records in, if there is one; `codec` is what they are
+    put into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
     `specprefill` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of
     adapters, and `loop` is one that it shares with other engines."""
+    settings = Settings(
+        context=context,
+        prefill_chunk=widest,
+        speculate="off" if eagle is None else f"eagle:{eagle}",
+        kv_codec=str(live.name),
+        cache_codec=str(codec.name),
+        lora_modules=tuple(f"{name}={path}" for name, path in (loras or {}).items()),
+        max_loras=64,
+        max_lora_rank=64,
+    )
 
-    def load() -> LoadedModel:
-        from ingot.kernels.cpu import native
-        from ingot.kernels.device import current_device
-        from ingot.models.adapter import adapt_model
-        from ingot.models.precision import settle_precision
-
-        native.use_one_path()  # without which equality holds but for the last bits
-        model, here = tiny.build(kind), device or current_device()
-        settle_precision(model, here, None)
-        adapter = adapt_model(model, tiny.CONFIGS[kind], here, widest=widest, apart=headed is not None)
-        if headed is not None:
-            adapter = headed(adapter)
-        adapter = with_kv_codec(adapter, live)
-        if wait is not None:
-            adapter = Held.of(adapter, wait)
-        scoring = None if specprefill is None else specprefill()
-        total = adapter.weight_bytes + (memory or 1 << 28)
-        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=widest, rows=32)
-        card = ModelCard(
-            name=f"tiny-{kind}",
-            source="random weights",
-            family=adapter.family,
-            context=budget.longest(context),
-            exact_context=budget.longest(context, exact=True),
-            vocab=adapter.vocab,
-            device="cpu",
-            dtype=adapter.dtype,
-            weight_bytes=adapter.weight_bytes,
-            memory_budget=total,
-            max_sequences=32,
-            created=0,
-            proposers=tuple(proposer.name for proposer in proposers),
-            scorer="" if scoring is None else scoring.scorer.name,
-        )
-        named = None if loras is None else ServedLoras(adapter, most=64, most_rank=64)
-        for lora, where in (loras or {}).items():
-            assert named is not None
-            named.load(lora, where)
-        kept = (
-            None
-            if disk is None
-            else DiskBackend.of(
-                RecordStore(
-                    disk,
-                    {"model": kind, "device": here.kind, "codec": codec.described},
-                    disk_limits,
-                    DISK_SECRET,
-                    files,
-                )
-            )
-        )
-        return LoadedModel(
-            adapter,
+    def loaded() -> LoadedModel:
+        further = {} if eagle is None else {"eagle": eagle}
+        made = load(
+            settings,
+            tiny_folder(kind),
             tokenizer,
-            card,
-            budget,
-            cache_bytes,
-            folder,
-            codec=codec,
+            memory=memory,
+            device=device,
+            further=further,
+            name=f"tiny-{kind}",
+        )
+        scoring = None if specprefill is None else specprefill()
+        key = {"model": kind, "device": made.adapter.device.kind, "codec": codec.described}
+        named = tuple(proposer.name for proposer in proposers) or made.card.proposers
+        return replace(
+            made,
+            adapter=made.adapter if wait is None else Held.of(made.adapter, wait),
+            card=replace(made.card, proposers=named, scorer="" if scoring is None else scoring.scorer.name),
+            cache_bytes=cache_bytes,
+            folder=folder or made.folder,
             proposers=proposers,
             fixed_draft_tokens=fixed_draft_tokens,
-            disk=kept,
+            disk=None if disk is None else disk_backend(disk, key, disk_limits, files),
             specprefill=scoring,
             kv_event_sink=kv_event_sink,
-            loras=named,
         )
 
     tokenizer = tiny_tokenizer()
-    return Engine(load, limits or EngineLimits(), loop)
+    return Engine(loaded, limits or EngineLimits(), loop)
 
 
 def runner_of(engine: Engine) -> Runner:

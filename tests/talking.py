@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bench import random_models
-from ingot.cache.disk.backend import DiskBackend
-from ingot.cache.disk.store import RecordStore
+from ingot.config import Settings
 from ingot.engine.admission import EngineLimits
 from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
 from ingot.engine.streams import EventStream
 from ingot.http.app import build_app
@@ -79,24 +78,21 @@ def start(
 ) -> Engine:
     """A running engine of one of `KINDS`, which keeps records in the folder `disk`, if there is one. The caller closes
     it."""
-    spelling = scripted.tokenizer(TEMPLATE)
-    config = tiny.CONFIGS[KINDS[kind]] | {"vocab_size": scripted.VOCAB}
+    spelling, folder = scripted.tokenizer(TEMPLATE), _folder(KINDS[kind])
+    settings = Settings(context=CONTEXT, prefill_chunk=WIDEST, speculate="off")
 
     def load() -> LoadedModel:
-        from ingot.models.adapter import adapt_model
-
-        adapter = adapt_model(random_models.build(config, spread=0.2), config, current_device(), widest=WIDEST)
-        total = adapter.weight_bytes + (1 << 28)
-        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=CONTEXT, widest=WIDEST, rows=32)
-        card = replace(scripted.CARD, name=kind, context=CONTEXT, memory_budget=total)
-        kept = (
-            None
-            if disk is None
-            else DiskBackend.of(RecordStore(disk, {"model": kind}, engines.DISK_LIMITS, engines.DISK_SECRET))
-        )
-        return LoadedModel(adapter, spelling, card, budget, cache_bytes, disk=kept)
+        made = engines.load(settings, folder, spelling, name=kind)
+        kept = None if disk is None else engines.disk_backend(disk, {"model": kind})
+        return replace(made, cache_bytes=cache_bytes, disk=kept)
 
     return Engine(load, limits or EngineLimits())
+
+
+@cache
+def _folder(kind: str) -> Path:
+    config = tiny.CONFIGS[kind] | {"vocab_size": scripted.VOCAB}
+    return engines.write_tiny(f"talking-{kind}", config, random_models.build(config, spread=0.2))
 
 
 @dataclass

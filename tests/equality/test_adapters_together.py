@@ -20,12 +20,9 @@ from ingot.engine.request import Ended, Event, Request, Sampling, Stop
 from ingot.engine.speculation.draft_model import DraftModelProposer
 from ingot.engine.speculation.lookup import LookupProposer
 from ingot.engine.speculation.proposer import Proposer
-from ingot.errors import AdapterError
+from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.image_processors import read_processor
-from ingot.models.adapter import ModelAdapter
-from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import with_draft_head
 from tests import engines, tiny
 from tests.engine.specprefill import world
 from tests.equality.test_adapters import LAYERS, matched, tokens_of, written
@@ -124,13 +121,10 @@ def test_a_head_is_given_the_states_of_each_ones_adapter(device: Device | None, 
     loras = written(tmp_path, "llama")
     folder = eagles.written(tmp_path / "draft", eagles.random_tensors(embeds=False))
 
-    def headed(adapter: ModelAdapter) -> ModelAdapter:
-        return with_draft_head(adapter, load_eagle(folder, adapter))
-
     with running(engines.start("llama", device=device, loras=loras)) as plain:
         told = alone(plain, asked(plain, "plain"))
     with running(
-        engines.start("llama", device=device, loras=loras, headed=headed, fixed_draft_tokens=3, cache_bytes=1 << 24)
+        engines.start("llama", device=device, loras=loras, eagle=folder, fixed_draft_tokens=3, cache_bytes=1 << 24)
     ) as guessing:
         for turn in ("first", "again"):
             found = together(guessing, asked(guessing, turn))
@@ -185,7 +179,7 @@ def test_an_adapter_sees_pictures_alone_beside_others_and_with_guesses(
 def test_a_model_whose_pictures_see_themselves_refuses_adapters_by_name(tmp_path: Path) -> None:
     folder = tiny_families.saved("gemma3", tmp_path / "gemma3")
     loras = seen_loras(folder, tmp_path / "loras")
-    with pytest.raises(AdapterError, match="see each other, which is not supported with adapters"):
+    with pytest.raises(ModelError, match="see each other, which is not supported with adapters"):
         start_seeing(folder, loras=loras)
 
 

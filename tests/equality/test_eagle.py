@@ -8,9 +8,6 @@ import pytest
 
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
-from ingot.models.adapter import ModelAdapter
-from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import with_draft_head
 from tests import engines
 from tests.models.draft_heads.test_eagle import random_tensors, written
 
@@ -19,11 +16,8 @@ from tests.models.draft_heads.test_eagle import random_tensors, written
 def test_guesses_from_inner_layers_change_no_token(tmp_path: Path, device: Device | None) -> None:
     folder = written(tmp_path / "draft", random_tensors(embeds=False))
 
-    def headed(adapter: ModelAdapter) -> ModelAdapter:
-        return with_draft_head(adapter, load_eagle(folder, adapter))
-
     plain = engines.start("llama", device=device)
-    guessing = engines.start("llama", device=device, headed=headed, fixed_draft_tokens=3, cache_bytes=1 << 24)
+    guessing = engines.start("llama", device=device, eagle=folder, fixed_draft_tokens=3, cache_bytes=1 << 24)
     asked = [
         Request(
             f"e{number}",

@@ -20,9 +20,6 @@ from ingot.engine.sequence import TokenSequence
 from ingot.engine.specprefill.selection import required_tokens, select_tokens
 from ingot.engine.speculation.draft_heads import DraftHeadProposer
 from ingot.kernels.device import Device
-from ingot.models.adapter import ModelAdapter
-from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import with_draft_head
 from tests import engines
 from tests.engine.specprefill.world import Told, ask, ended, evenly, report, some, start
 from tests.engines import answer, text_of
@@ -37,11 +34,8 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Engin
     device: Device | None = request.param
     folder = written(tmp_path / "draft", random_tensors(embeds=False))
 
-    def headed(adapter: ModelAdapter) -> ModelAdapter:
-        return with_draft_head(adapter, load_eagle(folder, adapter))
-
     plain = start("llama", lambda: Told(evenly), device=device)
-    guessing = start("llama", lambda: Told(evenly), device=device, headed=headed, fixed_draft_tokens=3)
+    guessing = start("llama", lambda: Told(evenly), device=device, eagle=folder, fixed_draft_tokens=3)
     yield plain, guessing
     for engine in (plain, guessing):
         engine.check()
