@@ -9,22 +9,20 @@ JOBS ?= 2
 # when a slow test counts as hanging
 FOREIGN := --timeout=900 -o faulthandler_timeout=1000
 AT_LENGTH := --timeout=3600 -o faulthandler_timeout=3700
-# tests that also run with the rules of GPUs
-AS_GPUS := $(addprefix tests/,equality/test_batching.py equality/test_adapters.py equality/test_cached.py equality/test_heads.py cache/test_batch_state.py cache/test_records.py \
-	engine/test_runner.py engine/test_sampling.py models/test_adapter.py models/gguf/test_weights.py distributed/test_answers.py)
 # cpu, cuda or none; tools/setup detects it if empty
 BACKEND ?=
 export BACKEND
 # Tests start many processes, so bytecode is cached even if the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help serve test test-as-gpus test-slow soak test-clients test-oracle test-packages packages sanitize bench check format setup clean
+.PHONY: help serve test test-slow test-all soak test-clients test-oracle test-packages packages sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
 	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
 	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
-	@echo "make test-slow     the slow tests, in minutes                 PART=3/12 runs one part of twelve"
+	@echo "make test-slow     the slow tests, in an hour or two          PART=3/12 runs one part of twelve"
+	@echo "make test-all      everything: all tests, clients, packages, transformers, soak"
 	@echo "make soak          keep a server busy for half an hour        ARGS='--minutes 5' for less"
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
@@ -43,19 +41,13 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
-	$(if $(ARGS),,@$(MAKE) --no-print-directory test-as-gpus)
-
-# The decisions that GPUs would need, on a machine without one. Tests that choose those rules themselves ran already.
-test-as-gpus: $(VENV)/.ready-test
-	@[ "$$(cat $(VENV)/.backend)" = cpu ] || { echo "this machine has a GPU"; exit 0; }; for kind in cuda metal; do \
-		echo "with the rules of $$kind:"; \
-		INGOT_AS=$$kind $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" -k "not gpu" $(AS_GPUS) || exit 1; \
-	done
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
 		$(if $(PART),--part $(PART)) $(ARGS)
+
+test-all: check test test-slow test-clients test-packages test-oracle soak cycles
 
 soak: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	for model in all-minilm-l6-v2 whisper-tiny.en; do $(BIN)/ingot pull $$model || exit 1; done

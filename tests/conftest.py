@@ -43,6 +43,7 @@ settings.load_profile("quick")
 
 
 ROOT = Path(__file__).parents[1]
+RULES = ("cpu", "cuda", "metal")
 SLOW_FOLDERS = ("tests/bench/", "tests/foundry/")
 """Tests of what is not the product."""
 _sampled: Counter[str] = Counter()
@@ -150,6 +151,16 @@ def paths_of_this_file() -> Iterator[None]:
     yield
     if (native := sys.modules.get("ingot.kernels.cpu.native")) is not None:
         native.use_one_path(False)
+
+
+@pytest.fixture(scope="module", params=[os.environ.get("INGOT_AS")] if "INGOT_AS" in os.environ else RULES)
+def rules(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What a file loads follows the rules of each kind of device in turn, on a machine without a GPU. A fixture that
+    loads something and lasts as long as the file has to ask for this one."""
+    from tests.engines import acting_as
+
+    with acting_as(request.param):
+        yield request.param
 
 
 @pytest.fixture

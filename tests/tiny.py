@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from bench import random_models
+from ingot.kernels.device import Device
 
 VOCAB = 96
 
@@ -118,9 +119,14 @@ def build(kind: str, seed: int = 0) -> Any:
     return model
 
 
-@cache
 def adapter(kind: str, widest: int = 2048, *, exact: bool = False) -> Any:
     from ingot.kernels.device import current_device
+
+    return _adapter(kind, current_device(), widest, exact)
+
+
+@cache
+def _adapter(kind: str, device: Device, widest: int, exact: bool) -> Any:
     from ingot.models.adapter import adapt_model
 
-    return adapt_model(build(kind), CONFIGS[kind], current_device(), widest=widest, exact=exact)
+    return adapt_model(build(kind), CONFIGS[kind], device, widest=widest, exact=exact)

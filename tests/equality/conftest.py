@@ -1,3 +1,24 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engines import acting_as
 from tests.one_path import one_path
 
 __all__ = ["one_path"]
+# Those of GPUs begin with the kinds that their kernels take; the others' pages are gathered.
+KERNELS = ("kernel", "kernel-window", "kernel-hybrid", "window", "hybrid", "moe", "mixed")
+KINDS = {
+    "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed"),
+    "cuda": ("kernel-packed", *KERNELS),
+    "metal": KERNELS,
+}
+PLACES = [(rules, kind) for rules, kinds in KINDS.items() for kind in kinds]
+
+
+@pytest.fixture(scope="module", params=PLACES, ids="-".join)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A kind of layers, by the rules of a kind of device."""
+    rules, kind = request.param
+    with acting_as(rules):
+        yield kind

@@ -15,6 +15,7 @@ from ingot.errors import ModelNotFound
 from tests import engines, tiny
 from tests.models.lora.made import matrices, shapes, write_mlx
 
+pytestmark = pytest.mark.usefixtures("rules")
 NAMES = ("one", "two", "three")
 KINDS = ("llama", "hybrid", "window")
 LAYERS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")

@@ -16,17 +16,24 @@ from ingot.engine.request import Request, Sampling
 from tests import engines, tiny
 from tests.equality.test_cached import ask, run
 
-pytestmark = pytest.mark.sampled(3)
 KINDS = ["llama", "window", "hybrid", "mixed"]
 EOS = tiny.VOCAB - 1
 
 
-@pytest.fixture(params=KINDS)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=KINDS)
+def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
     made = engines.start(request.param, cache_bytes=1 << 26)
     yield made
     made.check()
     made.close()
+
+
+@pytest.fixture
+def engine(running: Engine) -> Engine:
+    """It has cached nothing yet."""
+    running.kept.clear("")
+    engines.runner_of(running).prefix_cache.counts.clear()
+    return running
 
 
 def text(rng: random.Random, length: int) -> list[int]:

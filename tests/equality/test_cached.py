@@ -12,8 +12,7 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from tests import engines, tiny
 
-pytestmark = pytest.mark.sampled(3)
-KINDS = ["llama", "window", "hybrid", "moe"]
+KINDS = ["llama", "window", "hybrid", "moe", "mixed"]
 EOS = tiny.VOCAB - 1
 
 

@@ -18,14 +18,12 @@ from ingot.kernels.device import Device, current_device
 from tests import engines, tiny
 from tests.engines import GPU
 
-pytestmark = pytest.mark.sampled(3)
 KINDS = ["llama", "window", "hybrid", "moe", "mixed"]
-RULES = pytest.mark.parametrize("rules", [None, GPU], ids=["cpu", "gpu"])
 EOS = tiny.VOCAB - 1
 
 
-def start(kind: str, folder: Path, rules: Device | None, cache_bytes: int = 1 << 24, **more: Any) -> Engine:
-    return engines.start(kind, cache_bytes=cache_bytes, device=rules, disk=folder, **more)
+def start(kind: str, folder: Path, device: Device | None = None, cache_bytes: int = 1 << 24) -> Engine:
+    return engines.start(kind, cache_bytes=cache_bytes, device=device, disk=folder)
 
 
 def ask(name: str, tokens: list[int], **options: object) -> Request:
@@ -60,17 +58,16 @@ def states(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
     return engine._loop.run(lambda: read(engine._generation.prefix_cache))
 
 
-@RULES
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restarted_engine_goes_on_where_the_last_one_was(kind: str, rules: Device | None, tmp_path: Path) -> None:
-    first = start(kind, tmp_path, rules)
+def test_a_restarted_engine_goes_on_where_the_last_one_was(kind: str, tmp_path: Path) -> None:
+    first = start(kind, tmp_path)
     asked = [ask(f"a{number}", tokens) for number, tokens in enumerate(conversations(1))]
     for request in asked:
         run(first, request)
     left = states(first)
     first.check()
     first.close()
-    second = start(kind, tmp_path, rules)
+    second = start(kind, tmp_path)
     for request in asked:
         tokens = [*request.prompts[0], 7, 8]
         warm, report = run(second, ask(f"{request.id}w", tokens))
@@ -87,16 +84,9 @@ def test_a_restarted_engine_goes_on_where_the_last_one_was(kind: str, rules: Dev
     second.close()
 
 
-@pytest.mark.parametrize(
-    ("kind", "rules"),
-    [
-        *(pytest.param(kind, None, id=f"{kind}-cpu") for kind in KINDS),
-        pytest.param("mixed", GPU, id="mixed-gpu"),
-        *(pytest.param(kind, GPU, id=f"{kind}-gpu", marks=pytest.mark.slow) for kind in KINDS if kind != "mixed"),
-    ],
-)
-def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, rules: Device | None, tmp_path: Path) -> None:
-    engine = start(kind, tmp_path, rules, cache_bytes=300_000)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, tmp_path: Path) -> None:
+    engine = start(kind, tmp_path, cache_bytes=300_000)
     runs = [conversations(seed) for seed in range(5)]
     for number, tokens in enumerate(each for run_of in runs for each in run_of):
         run(engine, ask(f"a{number}", tokens))
@@ -115,12 +105,12 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, rules: Devi
 
 @pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
 def test_a_swarm_reads_what_it_shares_once(kind: str, tmp_path: Path) -> None:
-    first = start(kind, tmp_path, None)
+    first = start(kind, tmp_path)
     head = conversations(2)[0]
     run(first, ask("a", head))
     first.close()
     files = len(list(tmp_path.glob("*/*.safetensors")))
-    second = start(kind, tmp_path, None)
+    second = start(kind, tmp_path)
     asked = [ask(f"s{number}", [*head, number, 5, 6]) for number in range(6)]
     # All at once: who comes when the first one's records are in memory reads nothing.
     streams = second._loop.run(lambda: [second.generate(request) for request in asked])
@@ -149,7 +139,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
 def test_whichever_file_is_damaged_the_answer_is_the_same(kind: str, damage: str, tmp_path: Path) -> None:
-    first = start(kind, tmp_path, None)
+    first = start(kind, tmp_path)
     prompt = conversations(3)[0]
     run(first, ask("a", prompt))
     first.close()
@@ -160,7 +150,7 @@ def test_whichever_file_is_damaged_the_answer_is_the_same(kind: str, damage: str
     for number, file in enumerate(files):
         for each, raw in kept.items():
             each.write_bytes(raw)
-        second = start(kind, tmp_path, None)
+        second = start(kind, tmp_path)
         DAMAGE[damage](file)
         text, report = run(second, ask("b", [*prompt, 9]))
         cold = cold or run(second, ask("c", [*prompt, 9], cache=False))[0]
@@ -173,10 +163,10 @@ def test_whichever_file_is_damaged_the_answer_is_the_same(kind: str, damage: str
 
 def test_another_salt_tenant_model_or_device_finds_nothing(tmp_path: Path) -> None:
     prompt = conversations(4)[0]
-    first = start("llama", tmp_path, None)
+    first = start("llama", tmp_path)
     run(first, ask("a", prompt, tenant="me", salt="s"))
     first.close()
-    second = start("llama", tmp_path, None)
+    second = start("llama", tmp_path)
     assert run(second, ask("b", [*prompt, 1], tenant="you", salt="s"))[1].matched == 0
     assert run(second, ask("c", [*prompt, 1], tenant="me", salt="t"))[1].matched == 0
     assert run(second, ask("d", [*prompt, 1], tenant="me", salt="s"))[1].matched > 100

@@ -33,7 +33,7 @@ def start(**changes: object) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Engine]:
+def plain(rules: str) -> Iterator[Engine]:
     made = start(speculate="off")
     yield made
     made.check()
@@ -41,7 +41,7 @@ def plain() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def guessing() -> Iterator[Engine]:
+def guessing(rules: str) -> Iterator[Engine]:
     made = start(speculate="mtp", speculate_tokens=2)
     yield made
     made.check()

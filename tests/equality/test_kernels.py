@@ -1,4 +1,4 @@
-"""The same answers by a GPU's kernels, emulated: alone, among others, after preemption, and from what was kept.
+"""A GPU's kernels, emulated: that they are used, and for rows of any width at once.
 
 The kernels' source is the one that the GPUs compile.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import accumulate
 
 import mlx.core as mx
@@ -18,7 +17,6 @@ from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
-from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.kernels.paged_attention.inputs import KernelRows
@@ -71,7 +69,6 @@ def test_the_kernels_are_used(engine: Engine) -> None:
     assert not any("slower" in note for note in runner._adapter.notes)
 
 
-@pytest.mark.sampled(3)
 def test_keys_and_values_are_turned_and_written_by_one_kernel(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[type] = []
     for kind, name in ((RopeKernel, "__call__"), (PagedAttention, "write")):
@@ -83,44 +80,6 @@ def test_keys_and_values_are_turned_and_written_by_one_kernel(engine: Engine, mo
     assert set(written) == {RopeKernel}, "of prompts and of single tokens alike"
 
 
-def test_rows_of_any_length_answer_as_they_do_alone(engine: Engine) -> None:
-    requests = [asked(f"r{length}", prompt(length, length)) for length in (3, 64, 65, 200, 510)]
-    alone = [texts(engine, [request])[0] for request in requests]
-    assert texts(engine, requests) == alone
-    engine.check()
-
-
-@pytest.mark.sampled(3)
-def test_what_was_kept_answers_as_what_is_computed(engine: Engine) -> None:
-    shared = prompt(100, 7)
-    requests = [asked(f"c{number}", (*shared, *prompt(9, number)), cache=True) for number in range(4)]
-    cold = [texts(engine, [asked(f"cold{number}", request.prompts[0])])[0] for number, request in enumerate(requests)]
-    assert texts(engine, requests) == cold
-    assert (
-        texts(engine, [asked(f"again{n}", request.prompts[0], cache=True) for n, request in enumerate(requests)])
-        == cold
-    )
-    engine.check()
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.usefixtures("reserved_by_page")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_is_the_same_after_preemption(kind: str) -> None:
-    requests = [replace(asked(f"p{number}", prompt(60 + number, number)), max_tokens=75) for number in range(2)]
-    roomy = engines.start(kind, context=140, device=engines.GPU)
-    alone = [texts(roomy, [request])[0] for request in requests]
-    # Room for two sequences of up to 128 tokens, so that growing beyond pushes the newest out.
-    memory = engines.tight_memory(roomy, rows=2, tokens=128)
-    roomy.close()
-    tight = engines.start(kind, context=140, device=engines.GPU, memory=memory, limits=EngineLimits(max_sequences=2))
-    found, preempted = engines.preempted(tight, requests)
-    tight.check()
-    tight.close()
-    assert preempted > 0
-    assert found == alone
-
-
 def fed(adapter: ModelAdapter, rows: BatchState, parts: list[tuple[Row, tuple[int, ...]]]) -> list[mx.array]:
     """Logits after each token of each row, all in one pass."""
     tokens = mx.array([token for _, own in parts for token in own])
@@ -129,7 +88,6 @@ def fed(adapter: ModelAdapter, rows: BatchState, parts: list[tuple[Row, tuple[in
     return list(mx.split(logits, list(accumulate(len(own) for _, own in parts))[:-1]))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_token_by_token(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +114,6 @@ def test_rows_of_any_width_up_to_sixteen_are_one_call_and_see_what_they_see_toke
         assert logits_gap(found[number], single) < 1e-5
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_of_sixteen_bits_are_one_call_and_see_what_they_see_by_mlx(
     kind: str, monkeypatch: pytest.MonkeyPatch

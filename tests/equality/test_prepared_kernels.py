@@ -56,10 +56,10 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> set[KernelKind]:
 def asked(turn: str) -> list[Request]:
     """Of many lengths, some of which say things again and again."""
     dice = random.Random(5)
-    prompts = [tuple(dice.randrange(95) for _ in range(length)) for length in (3, 64, 65, 200)]
+    prompts = [tuple(dice.randrange(95) for _ in range(length)) for length in (3, 64, 65, 110)]
     greedy = Sampling(temperature=0.0)
     return [
-        Request(f"{turn}{number}", (tokens * 2,), max_tokens=30, sampling=greedy, stop=Stop(ignore_eos=True))
+        Request(f"{turn}{number}", (tokens * 2,), max_tokens=14, sampling=greedy, stop=Stop(ignore_eos=True))
         for number, tokens in enumerate(prompts)
     ]
 

@@ -24,10 +24,13 @@ SCHEMA = {
     "required": ["n", "w"],
     "additionalProperties": False,
 }
-PLACES = [(kind, device) for device in (None, engines.GPU) for kind in KINDS]
+PLACES = [
+    *(pytest.param((kind, None), id=kind) for kind in KINDS),
+    *(pytest.param((kind, engines.GPU), id=f"{kind}-gpu", marks=pytest.mark.slow) for kind in KINDS),
+]
 
 
-@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-{'gpu' if place[1] else 'here'}")
+@pytest.fixture(scope="module", params=PLACES)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine, Rehearsed]]:
     """An engine that does not guess, and one that does."""
     kind, device = request.param
@@ -102,7 +105,6 @@ def _usage(events: list[Event]) -> tuple[int, int]:
     return ended.usage.prompt_tokens, ended.usage.completion_tokens
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
 def test_guesses_change_no_token(pair: tuple[Engine, Engine, Rehearsed], right: float) -> None:
     plain, guessing, rehearsed = pair
@@ -120,7 +122,6 @@ def test_guesses_change_no_token(pair: tuple[Engine, Engine, Rehearsed], right: 
             assert report.passes + report.accepted == tokens - 1  # the first is the prompt's
 
 
-@pytest.mark.sampled(3)
 def test_an_answer_that_is_stopped_inside_a_right_guess_ends_there(pair: tuple[Engine, Engine, Rehearsed]) -> None:
     plain, guessing, rehearsed = pair
     rehearsed.right = 1.0
@@ -139,7 +140,6 @@ def test_an_answer_that_is_stopped_inside_a_right_guess_ends_there(pair: tuple[E
     guessing.check()
 
 
-@pytest.mark.sampled(3)
 def test_a_second_turn_takes_over_what_was_guessed(pair: tuple[Engine, Engine, Rehearsed]) -> None:
     plain, guessing, rehearsed = pair
     rehearsed.right = 0.7
@@ -165,7 +165,6 @@ def held(grammars: Grammars) -> list[CompiledGrammar]:
     ]
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("right", [0.3, 1.0])
 def test_guesses_change_no_token_of_a_constrained_answer(
     pair: tuple[Engine, Engine, Rehearsed], grammars: Grammars, right: float
@@ -208,7 +207,6 @@ def test_what_a_guide_forces_is_proposed_and_never_wrong(grammars: Grammars) -> 
         assert events[-1].speculation.accepted == events[-1].speculation.proposed > 30
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("reserved_by_page")
 @pytest.mark.parametrize("kind", KINDS)
 def test_guesses_change_no_token_of_a_preempted_sequence(kind: str) -> None:
