@@ -82,14 +82,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(SLOW_FOLDERS):
             item.add_marker(pytest.mark.slow)
-    if (part := config.getoption("--part")) is not None:
-        kept: list[pytest.Item] = []
-        left_out: list[pytest.Item] = []
-        for item in items:
-            number = crc32(item.nodeid.partition("::")[0].encode()) % part[1]
-            (kept if number == part[0] else left_out).append(item)
-        config.hook.pytest_deselected(items=left_out)
+    part = config.getoption("--part")
+    kept = [item for item in items if not _chooses_its_rules(item) and (part is None or _is_in_part(item, *part))]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
         items[:] = kept
+
+
+def _is_in_part(item: pytest.Item, number: int, parts: int) -> bool:
+    return crc32(item.nodeid.partition("::")[0].encode()) % parts == number
+
+
+def _chooses_its_rules(item: pytest.Item) -> bool:
+    """Whether it would do the same by the rules that it is run by."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("rules", "cpu") != "cpu" and "gpu" in item.name
 
 
 def read_unsteady_tests() -> dict[str, dict[str, Any]]:

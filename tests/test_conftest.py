@@ -99,6 +99,18 @@ def test_the_parts_of_all_files_are_all_files() -> None:
     assert sum(map(len, parts)) == len(set().union(*parts)) == len(items)
 
 
+def test_a_case_that_chooses_the_rules_of_gpus_is_not_run_by_each_of_them(tmp_path: Path) -> None:
+    text = """
+import pytest
+
+@pytest.mark.parametrize("rules", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["here", "gpu"])
+def test_it(rules, device): pass
+"""
+    done = pytest_run(tmp_path, text, "test = []")
+    assert "3 passed, 1 deselected" in done.stdout, done.stdout
+
+
 def test_the_list_of_unsteady_tests_is_short_and_young_and_names_tests_that_exist() -> None:
     assert len(conftest.UNSTEADY) <= 10
     for test, entry in conftest.UNSTEADY.items():
