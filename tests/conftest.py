@@ -83,10 +83,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.nodeid.startswith(SLOW_FOLDERS):
             item.add_marker(pytest.mark.slow)
     part = config.getoption("--part")
-    kept = [item for item in items if not _chooses_its_rules(item) and (part is None or _is_in_part(item, *part))]
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in {*kept}])
-        items[:] = kept
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        runs = not _chooses_its_rules(item) and (part is None or _is_in_part(item, *part))
+        (kept if runs else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def _is_in_part(item: pytest.Item, number: int, parts: int) -> bool:
