@@ -76,7 +76,7 @@ def kept(engine: Engine) -> tuple[int, int]:
     return sum(salt.tokens for salt in status.salts), status.totals.used_bytes
 
 
-def fill(engine: Engine, count: int = 12) -> None:
+def fill(engine: Engine, count: int = 8) -> None:
     for number in range(count):
         run(engine, ask(f"fill{number}", prompt(number)))
 

@@ -131,7 +131,7 @@ def test_tokens_see_the_first_page_the_newest_and_themselves(
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
 @pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 def test_native_attention_chooses_what_others_choose(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    pieces = [700, 330, 200]
+    pieces = [350, 130]
     fewer(monkeypatch, seen=4, newest=1)
     prompt = some(sum(pieces))
     natively = read(kind, None, mx.float32, prompt, pieces)

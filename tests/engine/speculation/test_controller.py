@@ -1,5 +1,5 @@
 import random
-import time
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -346,18 +346,23 @@ def test_it_never_chooses_more_than_is_offered_and_forgets_sequences_that_ended(
     assert controller.remembered == 0
 
 
-def test_choosing_and_learning_takes_no_time_worth_mentioning() -> None:
-    running = Simulation(MEMORY_BOUND, 16, everywhere(0.65), seed=10)
+def calls_of_a_round(rows: int) -> int:
+    """Functions that are called, of Python's and of ours, where so many rows choose and learn."""
+    running = Simulation(MEMORY_BOUND, rows, everywhere(0.65), seed=10)
     running.run(64)
-    outcomes = tuple(DraftOutcome(key, "some", 4, 2, False) for key in range(16))
-    spent, measure = [], []
-    for _ in range(50):
-        began = time.perf_counter()
+    outcomes = tuple(DraftOutcome(key, "some", 4, 2, False) for key in range(rows))
+    called: list[str] = []
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, given: called.append(event) if event in ("call", "c_call") else None)
+    try:
         running.controller.choose(running.offers)
-        running.controller.observe(DecodingRound(0.015, 16, 80, 0, True, outcomes))
-        spent.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        assert sum([number * 0.5 + 1.0 for number in range(1000)])
-        measure.append(time.perf_counter() - began)
-    # A tenth of a millisecond where Python goes through a thousand numbers in forty microseconds; twice that will do.
-    assert min(spent) < 5 * min(measure)
+        running.controller.observe(DecodingRound(0.015, rows, 5 * rows, 0, True, outcomes))
+    finally:
+        sys.setprofile(before)
+    return len(called)
+
+
+def test_choosing_and_learning_is_little_work_and_grows_with_the_rows_alone() -> None:
+    few, many = calls_of_a_round(16), calls_of_a_round(32)
+    assert few < 1500
+    assert many < 2.2 * few
