@@ -78,6 +78,7 @@ def test_the_answer_is_what_stock_layers_write_where_the_rest_is_hidden(starting
     assert wanted != written_by_stock("llama", prompt, range(420), 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
 def test_a_prompt_in_pieces_is_answered_like_one_at_once_on_every_kind_of_layer(
     starting: Starting, kind: str, device: Any
@@ -88,6 +89,7 @@ def test_a_prompt_in_pieces_is_answered_like_one_at_once_on_every_kind_of_layer(
     assert told[0] == told[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
 def test_who_does_not_ask_never_meets_what_was_computed_in_part(starting: Starting, kind: str) -> None:
     prompt, engine = some(700), starting(kind)
@@ -112,6 +114,7 @@ def test_the_same_prompt_asked_again_is_taken_over_and_not_scored_again(starting
     assert ended(again).usage.cached_tokens == len(kept_of(prompt)) - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
 def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(
     starting: Starting, kind: str, device: Any

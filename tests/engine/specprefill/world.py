@@ -53,9 +53,7 @@ class Told:
 
     name = "told"
 
-    def __init__(
-        self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3, longest: int = 4000
-    ) -> None:
+    def __init__(self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3, longest: int = 4000) -> None:
         self._judge, self._pieces, self._longest = judge, pieces, longest
         self.asked: list[tuple[int, ...]] = []
         self.open = 0

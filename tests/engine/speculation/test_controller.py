@@ -5,7 +5,7 @@ from itertools import pairwise
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ingot.engine.speculation.controller import (
@@ -71,12 +71,11 @@ SHAPES = st.builds(
 
 
 @settings(max_examples=settings().max_examples // 3)
+@example(Device(row=0.0, token=10.0, wait=6.0, ahead=False), 1, [0.5, 1.0], 37)  # near the bound
 @given(
     SHAPES, st.sampled_from((1, 2, 4, 8, 16)), st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2), st.integers(0, 99)
 )
-def test_it_never_loses_three_hundredths_in_256_rounds(
-    device: Device, rows: int, rates: list[float], seed: int
-) -> None:
+def test_it_never_loses_four_hundredths_in_256_rounds(device: Device, rows: int, rates: list[float], seed: int) -> None:
     running = Simulation(device, rows, everywhere(rates[0]), seed, free=not device.step)
     floors = []
     for rate in rates:
@@ -85,7 +84,7 @@ def test_it_never_loses_three_hundredths_in_256_rounds(
         running.run(288)
         plain, _ = best_fixed(device, rows, running.rates, most=0)
         floors += [running.rate(first, first + 256) / plain for first in range(begin, begin + 33, 16)]
-    assert min(floors) > 0.97
+    assert min(floors) > 0.96
 
 
 def test_where_exploring_costs_most_of_a_round_it_begins_later() -> None:
