@@ -43,7 +43,7 @@ def test_a_client_with_another_salt_each_time_makes_nothing_grow(tmp_path: Path)
         seen.append(salted())
     engine.check()
     engine.close()
-    assert 0 < seen[0] and seen[2] - seen[0] < ROUND, f"of {2 * ROUND} further salts, so many are remembered: {seen}"
+    assert seen[0] > 0 and seen[2] - seen[0] < ROUND, f"of {2 * ROUND} further salts, so many are remembered: {seen}"
 
 
 class Reader:
