@@ -244,6 +244,7 @@ class GenerationWorkload:
         self._step(shared)
         self._run_vision_encoder(now)
         self._score_prompts(now)
+        self._flush()  # what failed beside the step: the loop may wait for messages next
         if self._kv_events is not None:
             self._kv_events.publish_changes()
 

@@ -6,13 +6,14 @@ remembered for each kind of layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launcher import Launched, compile_kernels
+from ingot.kernels.gpu.launcher import Launched, Launcher, compile_kernels
 
 BOUNDS: Final = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """By dtype, how far an output may be off, relative to the largest number. It is computed in float32 and rounded
@@ -41,14 +42,29 @@ Key = TypeVar("Key")
 Variant = TypeVar("Variant")
 
 
-def check_cases(device: Device, make: Callable[[], Kernels], cases: Callable[[Kernels], Iterable[Case]]) -> str | None:
+_right: WeakKeyDictionary[Launcher, set[Hashable]] = WeakKeyDictionary()
+"""By launcher, the kinds of kernels that were right: the next model with such layers need not compare them again."""
+
+
+def check_cases(
+    device: Device,
+    make: Callable[[], Kernels],
+    cases: Callable[[Kernels], Iterable[Case]],
+    kind: Hashable | None = None,
+) -> str | None:
     """The message of the first case that fails; None where all are right. First compiles all kernels that the cases
-    launch, so that nothing is compiled during a request."""
+    launch, so that nothing is compiled during a request. Kernels of a `kind` that were right are so until the process
+    ends."""
 
     def checked() -> str | None:
         kernels = make()
+        if kind is not None and kind in _right.get(kernels._run, ()):
+            return None
         compile_kernels(device, lambda run: [*cases(kernels.by(run))])
-        return first_wrong(case.wrong() for case in cases(kernels))
+        wrong = first_wrong(case.wrong() for case in cases(kernels))
+        if wrong is None and kind is not None:
+            _right.setdefault(kernels._run, set()).add(kind)
+        return wrong
 
     return attempted(checked)
 

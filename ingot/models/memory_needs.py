@@ -37,7 +37,7 @@ from ingot.models.kokoro_acoustic import KokoroConfig
 from ingot.models.layers.fused_layers import fusible_layers_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
-from ingot.models.pooling_models.loading import read_model_config
+from ingot.models.pooling_models.loading import ENCODER_FAMILIES, read_model_config
 from ingot.models.precision import DTYPES_OF_16_BITS
 from ingot.models.vision.loading import has_vision_tower, unloaded_tower_parts
 from ingot.models.whisper import read_whisper_model
@@ -221,7 +221,7 @@ def pooling_model_needs(folder: Path, device: Device) -> int:
         inner=stated.number("intermediate_size"),
         heads=stated.number("num_attention_heads"),
     )
-    decoder = memory_needs(folder, device)
+    decoder = None if config.get("model_type") in ENCODER_FAMILIES else memory_needs(folder, device)
     if decoder is None:
         return _most_weight_bytes(folder, device) + batch
     return decoder.weights + batch + tokens * decoder.per_token

@@ -19,6 +19,7 @@ PAGES, CODED, FEW = 64, 61, 4
 HEADS, SIZE = 2, 64
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo3"])
 def test_some_at_a_time_are_the_same_numbers_in_less_memory(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available", lambda: False)  # as on a GPU
@@ -62,6 +63,7 @@ def test_no_more_pages_are_unpacked_at_once_than_are_counted(monkeypatch: pytest
     assert max(map(len, parts)) == FEW and [one for part in parts for one in part] == numbers
 
 
+@pytest.mark.sampled(4)
 @freed_at_once
 @pytest.mark.parametrize("codec", ["k8v4", "affine8", "turbo4", "turbo2"])
 def test_what_encoding_takes_is_predicted(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ingot.cache.records import Record, restore_row, take_record
 from ingot.errors import ConfigError
 from ingot.models.kv_codec import record_form_of
 from tests import tiny
-from tests.cache.test_batch_state import KINDS, WIDEST, close, exact, feed, new_batch_state, spoil
+from tests.cache.test_batch_state import LAYER_KINDS, WIDEST, close, exact, feed, new_batch_state, spoil
 
 
 def encoding_of(rows: BatchState, kind: str, codec: str = "raw") -> LossyEncoding:
@@ -49,7 +49,7 @@ def goes_on(rows: BatchState, kind: str, records: list[Record], tokens: list[int
     return right
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*LAYER_KINDS, pytest.param("moe", marks=pytest.mark.slow)])
 @settings(max_examples=10)
 @given(
     cuts=st.lists(st.integers(1, 250), min_size=1, max_size=4, unique=True).map(sorted),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ingot.cache.pages import PAGE
 from ingot.cache.records import Record, place_record, restore_row, take_record, unpage_record
-from tests.cache.test_batch_state import KINDS, close, exact, feed, new_batch_state, spoil
+from tests.cache.test_batch_state import LAYER_KINDS, close, exact, feed, new_batch_state, spoil
 
 
 def prompt(count: int, seed: int = 4) -> list[int]:
@@ -16,7 +16,7 @@ def prompt(count: int, seed: int = 4) -> list[int]:
     return [rng.randrange(95) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*LAYER_KINDS, pytest.param("moe", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cuts", [(300,), (5, 40, 41, 290, 300), (128, 256)])
 def test_a_sequence_goes_on_from_its_records_as_if_it_had_never_stopped(kind: str, cuts: tuple[int, ...]) -> None:
     tokens = prompt(cuts[-1])
@@ -117,7 +117,7 @@ def test_a_row_is_never_longer_than_what_it_holds(kind: str, gap: str) -> None:
     assert other.length == 160
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*LAYER_KINDS, pytest.param("moe", marks=pytest.mark.slow)])
 @settings(max_examples=8)
 @example(cuts=[1, 13])  # the window leaves out a token between them
 @example(cuts=[12, 13])  # and the first one

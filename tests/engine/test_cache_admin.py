@@ -86,6 +86,7 @@ def test_another_engine_goes_on_where_this_one_was(pair: tuple[Engine, Engine], 
         assert ask(there, f"salt{number}", longer, salt="s")[1] == cached
 
 
+@pytest.mark.sampled(3)
 def test_what_is_here_already_is_not_kept_twice(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
     here, there = pair
     for number, prompt in enumerate(prompts()):
@@ -98,6 +99,7 @@ def test_what_is_here_already_is_not_kept_twice(pair: tuple[Engine, Engine], tmp
     there.check()
 
 
+@pytest.mark.sampled(3)
 def test_tenants_move_their_own_alone(pair: tuple[Engine, Engine], tmp_path: Path) -> None:
     here, there = pair
     ask(here, "mine", prompts()[0], tenant="me")
@@ -182,6 +184,7 @@ def test_nodes_that_have_nothing_in_memory_are_passed_over_a_few_at_a_time() -> 
     assert calls >= 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tmp_path: Path) -> None:
     """Between any two pieces nodes are cut in two, evicted or come."""

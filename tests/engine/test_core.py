@@ -6,6 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,20 +15,22 @@ from ingot.cache.prefix_tree import CacheOwner
 from ingot.engine.admission import EngineLimits
 from ingot.engine.core import GenerationWorkload
 from ingot.engine.engine import Engine
-from ingot.engine.request import Ended, Event, Failed, Request, Sampling, Stop
+from ingot.engine.request import Ended, Event, Failed, Request, Sampling, SpecPrefillRequest, Stop
+from ingot.engine.specprefill.selection import PromptScores
 from ingot.engine.streams import EventBatch
 from ingot.errors import IngotError
 from tests import engines
+from tests.engine.specprefill import world as specprefill
 
 ROUND = 40
 
 
-def owners() -> int:
+def salted() -> int:
+    """Owners with a salt of this test that are remembered anywhere."""
     gc.collect()
-    return sum(type(each) is CacheOwner for each in gc.get_objects())
+    return sum(type(each) is CacheOwner and each.salt.startswith("salt-") for each in gc.get_objects())
 
 
-@pytest.mark.alone
 def test_a_client_with_another_salt_each_time_makes_nothing_grow(tmp_path: Path) -> None:
     engine = engines.start("llama", cache_bytes=1 << 17, disk=tmp_path, disk_limits=DiskLimits(1 << 18, sync=False))
     rng, seen = random.Random(1), []
@@ -37,10 +40,10 @@ def test_a_client_with_another_salt_each_time_makes_nothing_grow(tmp_path: Path)
             sampling, salt = Sampling(temperature=0.0), f"salt-{turn}-{number}"
             wanted = Request(salt, (prompt,), max_tokens=2, sampling=sampling, salt=salt)
             assert isinstance(engines.answer(engine, wanted)[-1], Ended)
-        seen.append(owners())
+        seen.append(salted())
     engine.check()
     engine.close()
-    assert seen[2] - seen[0] < ROUND, f"of {2 * ROUND} further salts, so many are remembered: {seen}"
+    assert seen[0] > 0 and seen[2] - seen[0] < ROUND, f"of {2 * ROUND} further salts, so many are remembered: {seen}"
 
 
 class Reader:
@@ -69,10 +72,11 @@ class World:
         self.mail: list[Callable[[], None]] = []
         self.workload = GenerationWorkload(engine._loaded, EngineLimits(), self.mail.append)
 
-    def ask(self, id: str, tokens: int = 5, reader: Reader | None = None) -> Reader:
+    def ask(self, id: str, tokens: int = 5, reader: Reader | None = None, **options: Any) -> Reader:
         reader = reader or Reader()
         sampling, stop = Sampling(temperature=0.0), Stop(ignore_eos=True)
-        self.workload.enter(Request(id, ((1, 2, 3),), max_tokens=tokens, sampling=sampling, stop=stop), reader)
+        given = {"prompts": ((1, 2, 3),), "max_tokens": tokens, "sampling": sampling, "stop": stop, **options}
+        self.workload.enter(Request(id, **given), reader)
         return reader
 
     def turn(self, *, shared: bool = False) -> None:
@@ -109,6 +113,23 @@ def test_no_token_waits_for_another_workload(engine: Engine, shared: bool) -> No
         assert isinstance(reader.events[-1], Ended)
 
     engine._loop.run(run)
+
+
+def test_a_failure_beside_the_step_is_told_in_the_same_turn() -> None:
+    def failing(prompt: tuple[int, ...]) -> PromptScores:
+        raise RuntimeError("no idea")
+
+    engine = specprefill.start("llama", lambda: specprefill.Told(failing))
+
+    def run() -> None:
+        world = World(engine)
+        reader = world.ask("scored", prompts=(specprefill.some(400),), specprefill=SpecPrefillRequest())
+        while world.workload.busy:
+            world.turn()
+        assert reader.failure is not None, "the loop waits for the next message now"
+
+    engine._loop.run(run)
+    engine.close()
 
 
 def test_beginning_anew_ends_everybody_and_the_next_is_answered(engine: Engine) -> None:

@@ -112,6 +112,17 @@ async def test_what_is_claimed_covers_the_weights(tables: Tables, garage: ModelL
 
 
 @pytest.mark.anyio
+async def test_an_encoder_is_measured_without_what_loads_decoders(
+    tables: Tables, garage: ModelLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []  # mlx-lm has no such classes, and imports transformers before it says so
+    monkeypatch.setattr("ingot.models.memory_needs.memory_needs", lambda folder, device: asked.append(folder))
+    entries = model_entries(Settings(models=tables, lazy=True), model_kind)
+    assert min([await garage.measure(entry) for entry in entries if entry.kind != "chat"]) > 0
+    assert asked == []
+
+
+@pytest.mark.anyio
 async def test_a_table_that_says_chat_of_an_encoder_is_told_what_to_say(tables: Tables, garage: ModelLoader) -> None:
     fleet = fleet_of({"vectors": {**tables["vectors"], "kind": "chat"}}, garage)
     with pytest.raises(Unavailable, match='say kind = "embedding" in its table'):

@@ -12,12 +12,12 @@ from tests import engines
 
 GREEDY = Sampling(temperature=0.0)
 LONG = Stop(ignore_eos=True)
-PROMPT = tuple((7 * number) % 95 for number in range(300))
+PROMPT = tuple((7 * number) % 95 for number in range(150))
 
 
 @pytest.fixture(scope="module", params=[None, engines.GPU], ids=["here", "gpu"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made = engines.start("llama", device=request.param)
+    made = engines.start("llama", device=request.param, widest=128)
     yield made
     made.check()
     made.close()
@@ -33,25 +33,25 @@ def read(stream: object) -> list[Event]:
     return [event for batch in stream for event in batch]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_scored_prompt_leaves_its_neighbours_alone(engine: Engine, place: int) -> None:
+def test_a_scored_prompt_leaves_its_neighbours_alone_wherever_it_stands(engine: Engine) -> None:
     neighbours = [
-        Request(f"n{number}", ((number + 3, *PROMPT[1:]),), max_tokens=24, sampling=GREEDY, stop=LONG)
+        Request(f"n{number}", ((number + 3, *PROMPT[1:]),), max_tokens=16, sampling=GREEDY, stop=LONG)
         for number in range(4)
     ]
     alone = [engines.text_of(engines.answer(engine, request)) for request in neighbours]
     sampling = Sampling(temperature=0.0, prompt_logprobs=1)
-    wanted = Request("scored", (PROMPT,), max_tokens=24, sampling=sampling, stop=LONG)
+    wanted = Request("scored", (PROMPT,), max_tokens=16, sampling=sampling, stop=LONG)
     expected = engines.answer(engine, wanted)
-    streams = [engine.generate(request) for request in (*neighbours[:place], wanted, *neighbours[place:])]
-    found = [read(stream) for stream in streams]
-    beside = found.pop(place)
-    assert [engines.text_of(events) for events in found] == alone
-    assert engines.text_of(beside) == engines.text_of(expected)
-    assert scored(beside) == scored(expected) and len(scored(beside)[0]) == len(PROMPT) - 1
+    for place in (0, 2, 4):
+        streams = [engine.generate(request) for request in (*neighbours[:place], wanted, *neighbours[place:])]
+        found = [read(stream) for stream in streams]
+        beside = found.pop(place)
+        assert [engines.text_of(events) for events in found] == alone
+        assert engines.text_of(beside) == engines.text_of(expected)
+        assert scored(beside) == scored(expected) and len(scored(beside)[0]) == len(PROMPT) - 1
 
 
-@pytest.mark.parametrize("length", [100, 300])
+@pytest.mark.parametrize("length", [100, 150])
 def test_sampled_answers_to_a_scored_prompt_fail_nobody(engine: Engine, length: int) -> None:
     other = Request("other", ((5, 6, 7),), max_tokens=40, sampling=GREEDY, stop=LONG)
     expected = engines.text_of(engines.answer(engine, other))

@@ -97,14 +97,14 @@ PENALTIES = [Sampling(seed=3, frequency_penalty=0.8), Sampling(temperature=0.0, 
 def test_penalties_see_tokens_that_nobody_has_read_yet(device: Device | None, sampling: Sampling) -> None:
     late, soon = Steps(device), Steps(device)
     wanted = Request("p", (PROMPT[:9],), sampling=sampling)
-    ahead, behind = late.add(wanted, 30), soon.add(wanted, 30)
+    ahead, behind = late.add(wanted, 16), soon.add(wanted, 16)
     late.run(ahead)
-    while behind.produced < 30:
+    while behind.produced < 16:
         soon.step()
         soon.catch_up()
     assert ahead.tokens == behind.tokens
     plain = Steps(device)
-    other = plain.add(Request("o", (PROMPT[:9],), sampling=Sampling(seed=3, temperature=sampling.temperature)), 30)
+    other = plain.add(Request("o", (PROMPT[:9],), sampling=Sampling(seed=3, temperature=sampling.temperature)), 16)
     plain.run(other)
     assert other.tokens != ahead.tokens
 
@@ -112,21 +112,21 @@ def test_penalties_see_tokens_that_nobody_has_read_yet(device: Device | None, sa
 @devices
 def test_a_long_row_takes_memory_for_itself_alone_and_gives_it_back(device: Device | None) -> None:
     steps = Steps(device, widest=512)
-    short = [steps.add(Request(f"s{n}", (PROMPT[: 8 + n],), sampling=Sampling(temperature=0.0)), 60) for n in range(3)]
+    short = [steps.add(Request(f"s{n}", (PROMPT[: 8 + n],), sampling=Sampling(temperature=0.0)), 24) for n in range(3)]
     steps.step()
     [group] = steps.runner.rows.groups
     assert group.pages.used == 3
-    long = steps.add(Request("l", (PROMPT * 4,), sampling=Sampling(temperature=0.0)), 2)
+    long = steps.add(Request("l", (PROMPT * 2,), sampling=Sampling(temperature=0.0)), 2)
     most = 0
     while long.produced < long.limit:
         steps.step()
         most = max(most, group.pages.used)
-    assert most <= 3 + 26 + 3, "one that is long makes no room for the others"
+    assert most <= 3 + 13 + 3, "one that is long makes no room for the others"
     steps.step()
     assert group.pages.used <= 6
+    alone = Steps(device, widest=512)
     for row in short:
         steps.run(row)
-        alone = Steps(device, widest=512)
-        same = alone.add(row.request, 60)
+        same = alone.add(row.request, 24)
         alone.run(same)
         assert row.tokens == same.tokens

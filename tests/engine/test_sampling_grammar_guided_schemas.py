@@ -177,6 +177,7 @@ def _chat(engine: Engine, question: str) -> str:
     return engine.tokenizer.template.render([{"role": "user", "content": question}])
 
 
+@pytest.mark.slow
 def test_smollm2_answers_by_a_schema(smollm: Engine, grammars: Grammars) -> None:
     prompts = [_chat(smollm, question) for question, _ in ASKED]
     plans = [grammars.json_schema(schema) for _, schema in ASKED]
@@ -196,6 +197,7 @@ TOOLS = [
 CHOICES: list[CallChoice] = ["required", "required", ForcedCall("get_weather"), ForcedCall("add")]
 
 
+@pytest.mark.slow
 def test_smollm2_calls_the_tools_that_it_must(smollm: Engine, grammars: Grammars) -> None:
     plans = [grammars.tools(HERMES, TOOLS, choice, parallel=False) for choice in CHOICES]
     entries = [plan for plan in plans if plan is not None]

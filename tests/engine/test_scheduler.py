@@ -351,6 +351,7 @@ def prompt_speed(fixed_ms: float, token_ms: float, *, mixes: bool, streams: int,
     return sum(len(prompt.prompt) for prompt in prompts) / (world.now - began_at)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seeds", [(None,), (1, 2, 3, 4)], ids=["steady", "jittery"])
 @pytest.mark.parametrize(
     ("fixed_ms", "token_ms"), [(2000, 50), (600, 5), (150, 3), (50, 1), (35, 0.5), (10, 1), (1, 3)]

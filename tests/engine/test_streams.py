@@ -29,6 +29,7 @@ from ingot.errors import Cancelled, IngotError
 
 pytestmark = pytest.mark.anyio
 END = Ended(Usage(), Timing())
+LATE = 10 * streams.MERGED_AFTER
 INFO = TokenInfo(TokenLogprob(1, "x", b"x", -0.5), (TokenLogprob(1, "x", b"x", -0.5),) * 20)
 
 
@@ -57,20 +58,20 @@ async def test_a_reader_in_time_gets_each_batch_as_it_comes() -> None:
 
 async def test_a_reader_that_is_late_gets_everything_and_the_end_last() -> None:
     stream = EventStream(lambda cause: None)
-    for at in range(10_000):
+    for at in range(LATE):
         stream.post([TextDelta(0, f"{at} "), ThinkingDelta(1, f"{at} ")])
     stream.post([END])
     await turn()
     events = await read(stream)
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "".join(
-        f"{at} " for at in range(10_000)
+        f"{at} " for at in range(LATE)
     )
     assert events[-1] == END
 
 
 async def test_what_waits_for_long_takes_little_more_room_than_its_text() -> None:
     stream = EventStream(lambda cause: None)
-    for _ in range(100_000):
+    for _ in range(LATE):
         stream.post([TextDelta(0, "x"), TextDelta(1, "y")])
     await turn()
     assert len(stream) < 3 * streams.MERGED_AFTER

@@ -36,6 +36,7 @@ def asked(id: str, tokens: list[int], items: list[MediaItem]) -> Request:
     return Request(id, (tuple(tokens),), max_tokens=6, sampling=Sampling(temperature=0), media=media)
 
 
+@pytest.mark.sampled(3)
 def test_answers_are_the_same_alone_beside_others_and_from_what_is_kept(seeing: tuple[Path, Engine]) -> None:
     folder, engine = seeing
     processor = read_processor(folder)

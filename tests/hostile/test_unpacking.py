@@ -132,13 +132,13 @@ def test_a_large_picture_is_unpacked_and_made_small_outside_of_the_server(pictur
 
 
 def test_what_a_large_picture_takes_is_booked_before_it_is_unpacked() -> None:
-    sent = ImageFile.of(saved(Image.new("L", (8000, 8000)), "png", compress_level=1))
+    sent = ImageFile.of(saved(Image.new("L", (4000, 4000)), "png", compress_level=1))
     frames = sent.frames((SMALL,))
     booked: list[int] = []
     asking = worker.MediaClient(wanted=lambda: booked.append(worker.pixel_pool.booked) or True)  # type: ignore[func-returns-value]
     with worker.working_for(asking):
         next(frames)
-    assert max(booked) > 12 * 8000 * 8000
+    assert max(booked) > 12 * 4000 * 4000
     frames.close()  # type: ignore[attr-defined]
     assert worker.pixel_pool.booked == 0
 
@@ -203,7 +203,7 @@ def test_sounds_of_one_key_leave_workers_for_anothers() -> None:
     try:
         with worker.working_for(worker.MediaClient("greedy")):
             for _ in range(bounds.AUDIO_STREAMS // 2):
-                samples = AudioFile(wav(tone(60))).samples()
+                samples = AudioFile(wav(tone(20))).samples()
                 next(samples)
                 opened.append(samples)
         with worker.working_for(worker.MediaClient("greedy", lambda: False)), pytest.raises(Cancelled):

@@ -71,6 +71,7 @@ async def left_and_retried(engine: Engine, gate: Gate, path: str, body: dict[str
     return found[0].json(), found[1].json()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "as on a GPU"])
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_retry_goes_on_where_the_prompt_was_left(path: str, device: Device | None) -> None:

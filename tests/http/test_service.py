@@ -47,6 +47,7 @@ def ask(url: str, messages: list[dict[str, Any]], **more: Any) -> Any:
     return made.json()
 
 
+@pytest.mark.sampled(3)
 def test_the_first_who_asks_finds_system_prompt_and_tools_computed(
     engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -61,6 +62,7 @@ def test_the_first_who_asks_finds_system_prompt_and_tools_computed(
         assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] < 60
 
 
+@pytest.mark.sampled(3)
 def test_each_tenant_gets_its_own(engine: Engine, tmp_path: Path) -> None:
     path, keys = tmp_path / "system.txt", tmp_path / "keys"
     path.write_text(SYSTEM)
@@ -72,6 +74,7 @@ def test_each_tenant_gets_its_own(engine: Engine, tmp_path: Path) -> None:
             assert answer["ingot"]["cache"]["matched_tokens"] > len(SYSTEM)
 
 
+@pytest.mark.parametrize("engine", ["append"], indirect=True)
 @pytest.mark.parametrize(
     ("value", "words"),
     [

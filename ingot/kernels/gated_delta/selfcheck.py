@@ -43,6 +43,7 @@ def check_delta_kernels(device: Device, shape: DeltaShape, dtype: mx.Dtype) -> s
         device,
         lambda: delta_kernels(device, shape, dtype, filter=filter, **decays),
         lambda kernels: _cases(kernels, dtype, filter[..., 0], decays),
+        kind=(device, shape, dtype),
     )
 
 

@@ -47,10 +47,12 @@ def check_paged_attention(
     `options` they attend is as `PagedAttention` takes it."""
     if not has_paged_kernels(device):
         return f"no kernels for {device.name}"
+    asked = {**options, "sinks": options.get("sinks") is not None}
     return check_cases(
         device,
         lambda: paged_attention(device, shape, dtype, tuning=tuning, **options),
         lambda attention: _AttentionTrial(attention, slabs).cases(options),
+        kind=(device, shape, dtype, slabs, tuning, *sorted(asked.items())),
     )
 
 

@@ -21,6 +21,7 @@ def there_and_back(codec: VectorCodec, x: mx.array, dtype: mx.Dtype = mx.float32
     return codec.decode(codec.encode(x.astype(dtype)), dtype).astype(mx.float32)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_turbo_loses_what_theory_says_for_that_head_size(bits: int, size: int) -> None:

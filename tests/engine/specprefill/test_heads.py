@@ -25,7 +25,7 @@ from tests.engine.specprefill.world import Told, ask, ended, evenly, report, som
 from tests.engines import answer, text_of
 from tests.models.draft_heads.test_eagle import random_tensors, written
 
-LENGTH = 420
+LENGTH = 330
 
 
 @pytest.fixture(params=[None, engines.GPU], ids=["here", "gpu"])
@@ -46,8 +46,8 @@ def test_guesses_behind_a_thinned_prompt_change_no_token_cold_and_taken_over(pai
     plain, guessing = pair
     for temperature in (0.0, 0.0, 0.8):
         sampling = Sampling(temperature=temperature, seed=3)
-        result = answer(plain, ask(some(LENGTH), max_tokens=30, sampling=sampling))
-        found = answer(guessing, ask(some(LENGTH), max_tokens=30, sampling=sampling))
+        result = answer(plain, ask(some(LENGTH), max_tokens=20, sampling=sampling))
+        found = answer(guessing, ask(some(LENGTH), max_tokens=20, sampling=sampling))
         assert text_of(found) == text_of(result)
         assert report(found).unused is None and ended(found).speculation.proposed > 10
 

@@ -125,6 +125,7 @@ def test_the_answer_is_what_stock_layers_write_behind_the_kept_pictures_and_text
     assert list(written(events)) == by_stock_layers(folder, tokens, items, kept, 3)
 
 
+@pytest.mark.sampled(3)
 def test_pieces_of_any_size_give_the_same_answer_and_what_is_left_out_is_not_looked_at(
     starting: Starting, folder: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_pieces_of_any_size_give_the_same_answer_and_what_is_left_out_is_not_loo
     assert result[0] == result[1]
 
 
+@pytest.mark.sampled(3)
 def test_another_picture_that_is_kept_shares_nothing_behind_it_and_one_that_is_left_out_all(
     starting: Starting, folder: Path
 ) -> None:
@@ -161,6 +163,7 @@ def window_of(engine: Engine) -> int:
     return max((group.window or 0 for group in engine._generation._core.runner.rows.groups), default=0)
 
 
+@pytest.mark.sampled(3)
 def test_who_does_not_ask_sees_all_pictures(starting: Starting, folder: Path) -> None:
     tokens, items = prompt_of(folder)
     engine, _ = starting(folder, judged(items, 1), cache_bytes=1 << 26)

@@ -53,6 +53,7 @@ def first_turn(engine: Engine, **options: Any) -> tuple[int, ...]:
     return prompt + tokens_of(engine, ask(prompt, **options))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_short_next_turn_is_computed_whole_behind_what_was_kept(starting: Starting, kind: str) -> None:
     engine, scorer = starting(kind)
@@ -119,6 +120,7 @@ def test_what_must_be_whole_and_was_left_out_is_not_gone_on_from(starting: Start
     assert result.reused == 0 and len(scorer.asked) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_on_disk_is_found_by_who_asks_for_the_same_and_by_nobody_else(
     starting: Starting, kind: str, tmp_path: Path

@@ -78,6 +78,7 @@ def test_the_answer_is_what_stock_layers_write_where_the_rest_is_hidden(starting
     assert wanted != written_by_stock("llama", prompt, range(420), 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
 def test_a_prompt_in_pieces_is_answered_like_one_at_once_on_every_kind_of_layer(
     starting: Starting, kind: str, device: Any
@@ -88,6 +89,7 @@ def test_a_prompt_in_pieces_is_answered_like_one_at_once_on_every_kind_of_layer(
     assert told[0] == told[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["llama", "window", "hybrid"])
 def test_who_does_not_ask_never_meets_what_was_computed_in_part(starting: Starting, kind: str) -> None:
     prompt, engine = some(700), starting(kind)
@@ -112,19 +114,20 @@ def test_the_same_prompt_asked_again_is_taken_over_and_not_scored_again(starting
     assert ended(again).usage.cached_tokens == len(kept_of(prompt)) - 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
 def test_the_whole_share_is_the_whole_prompt_and_the_very_same_states(
     starting: Starting, kind: str, device: Any
 ) -> None:
-    prompt = some(310)
+    prompt = some(150)
     # Prompts are cut by the clock, but for pieces of the least size, and what is computed is rounded as it is cut.
-    engine, fresh = (starting(kind, device=device, widest=SMALLEST_CHUNK) for _ in range(2))
+    engine, fresh = (starting(kind, device=device, widest=SMALLEST_CHUNK, threshold=100) for _ in range(2))
     whole = tokens_of(engine, ask(prompt, SpecPrefillRequest(keep=1.0)))
     tokens_of(fresh, ask(prompt, None))
     assert states_of(engine) == states_of(fresh) != {}
     dense = answer(engine, ask(prompt, None))
     assert next(event.tokens for event in dense if isinstance(event, SequenceEnded)) == whole
-    assert ended(dense).usage.cached_tokens == 309
+    assert ended(dense).usage.cached_tokens == 149
 
 
 def test_usage_counts_what_was_sent_and_the_report_what_was_done(starting: Starting) -> None:
@@ -177,13 +180,13 @@ def test_answers_are_as_many_as_asked_for_and_their_prompt_is_scored_once(
 
 
 def test_short_prompts_and_known_ones_are_computed_whole_and_the_report_says_why(starting: Starting) -> None:
-    engine, prompt = starting(), some(700)
+    engine, prompt = starting(scorer=Told(evenly, longest=700)), some(700)
     assert report(answer(engine, ask(prompt[:299]))).unused == "below_threshold"
     answer(engine, ask(prompt, None))
     assert report(answer(engine, ask(prompt))).unused == "cached"
     scored = ask(prompt, sampling=Sampling(temperature=0.0, prompt_logprobs=0))
     assert report(answer(engine, scored)).unused == "unsupported"
-    assert report(answer(starting(context=8192), ask(some(4100)))).unused == "unsupported"
+    assert report(answer(engine, ask(some(701)))).unused == "unsupported"
 
 
 def test_who_forces_it_is_thinned_out_however_short_his_prompt_and_what_is_new_of_it_are(starting: Starting) -> None:
@@ -254,12 +257,13 @@ def test_a_scorer_that_fails_ends_its_request_alone(starting: Starting) -> None:
     ended(answer(engine, ask(some(700), None)))
 
 
-def test_a_preempted_sequence_goes_on_with_what_was_kept(starting: Starting) -> None:
+def test_a_preempted_sequence_goes_on_with_what_was_kept(starting: Starting, reserved_by_page: None) -> None:
     prompts = [some(700, seed) for seed in range(2)]
-    wanted = [text_of(answer(starting(), ask(prompt, max_tokens=500))) for prompt in prompts]
     engine = starting(cache_bytes=0)
-    tight = starting(memory=engines.tight_memory(engine, rows=2, tokens=800), cache_bytes=0)
-    texts, seen = engines.preempted(tight, [ask(prompt, max_tokens=500) for prompt in prompts])
+    wanted = [text_of(answer(engine, ask(prompt, max_tokens=150))) for prompt in prompts]
+    most = len(kept_of(prompts[0])) + 100
+    tight = starting(memory=engines.tight_memory(engine, rows=2, tokens=most), cache_bytes=0)
+    texts, seen = engines.preempted(tight, [ask(prompt, max_tokens=150) for prompt in prompts])
     assert texts == wanted and seen
 
 

@@ -131,7 +131,7 @@ def test_tokens_see_the_first_page_the_newest_and_themselves(
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
 @pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 def test_native_attention_chooses_what_others_choose(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    pieces = [700, 330, 200]
+    pieces = [350, 130]
     fewer(monkeypatch, seen=4, newest=1)
     prompt = some(sum(pieces))
     natively = read(kind, None, mx.float32, prompt, pieces)
@@ -300,6 +300,7 @@ def test_pieces_are_longer_where_they_take_next_to_nothing_and_shorter_where_oth
     assert [pieces(0, 0) for _ in range(3)] == [1, 3, ceil(1699 / CATCH_UP_TOKENS)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "device"), KINDS, ids=lambda value: str(getattr(value, "kind", value)))
 def test_every_family_whose_attention_is_known_can_score_and_leaves_nothing_behind(kind: str, device: Any) -> None:
     model, prompt = draft_model(kind, device), some(700)

@@ -53,13 +53,13 @@ class Told:
 
     name = "told"
 
-    def __init__(self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3) -> None:
-        self._judge, self._pieces = judge, pieces
+    def __init__(self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3, longest: int = 4000) -> None:
+        self._judge, self._pieces, self._longest = judge, pieces, longest
         self.asked: list[tuple[int, ...]] = []
         self.open = 0
 
     def able(self, sequence: Running) -> bool:
-        return len(sequence.prompt) <= 4000
+        return len(sequence.prompt) <= self._longest
 
     def unread(self, sequence: Running) -> int:
         return len(sequence.prompt)
@@ -84,10 +84,12 @@ def evenly(prompt: tuple[int, ...]) -> PromptScores:
     return (np.arange(len(prompt)) // 32 % 7 == 0).astype(np.float32)
 
 
-def start(kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None, **options: Any) -> Engine:
+def start(
+    kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None, *, threshold: int = 300, **options: Any
+) -> Engine:
     def offer() -> SpecPrefillSetup:
         made = DraftScorer(draft_model(device=options.get("device"))) if scorer is None else scorer()
-        return SpecPrefillSetup(made, threshold=300, keep=0.3)
+        return SpecPrefillSetup(made, threshold=threshold, keep=0.3)
 
     return engines.start(kind, specprefill=offer, **{"cache_bytes": 1 << 26, **options})
 

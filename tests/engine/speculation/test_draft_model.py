@@ -134,12 +134,14 @@ def check(adapter: ModelAdapter, row: TokenSequence, proposal: Proposal, most: i
     assert proposal.confidences == pytest.approx(sure, abs=2e-3)
 
 
+@pytest.mark.sampled(4)
 def test_draft_tokens_are_what_the_draft_model_would_generate_with_its_confidences(adapter: ModelAdapter) -> None:
     draft, row = drafting(adapter), sequence(some(40))
     [proposal] = asked(draft, [row], [6])
     check(adapter, row, proposal, 6)
 
 
+@pytest.mark.sampled(4)
 def test_whatever_is_accepted_the_next_draft_is_as_if_it_were_the_first(adapter: ModelAdapter) -> None:
     """Rows of different lengths, of which some are accepted in part, wholly, or not at all; some end, some come."""
     chance = random.Random(5)

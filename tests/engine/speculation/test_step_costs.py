@@ -92,6 +92,7 @@ def test_no_draft_makes_a_round_wider_than_it_may_be() -> None:
 # On a GPU, whose costs were measured
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("rate", "rows"), [(0.9, 1), (0.9, 4), (0.9, 16), (0.65, 1), (0.65, 4), (0.65, 16), (0.5, 1), (0.5, 4)]
 )

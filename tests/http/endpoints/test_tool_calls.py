@@ -29,7 +29,7 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module", params=["hybrid", "dense"])
+@pytest.fixture(scope="module", params=[pytest.param("hybrid", marks=pytest.mark.slow), "dense"])
 def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
     engine = start_engine(settings(), MODELS / request.param, name=request.param, source="foundry")
     try:

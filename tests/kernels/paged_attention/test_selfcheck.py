@@ -70,6 +70,24 @@ def test_a_kernel_that_is_wrong_is_named(
 
 
 @emulated
+def test_what_was_right_for_one_model_is_not_compared_again_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(Emulator):
+        def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+            launched.append(kernel.name)
+            return super().__call__(kernel, inputs, work)
+
+    launched: list[str] = []
+    device = Counted()
+    monkeypatch.setattr(kernels, "required_launcher", lambda _: device)
+    once = CheckedKernels(GPU).attention(AttentionShape(2, 1, 16, 16), mx.float16, scale=0.2)
+    count = len(launched)
+    again = CheckedKernels(GPU).attention(AttentionShape(2, 1, 16, 16), mx.float16, scale=0.2)
+    assert once is not None and again is not None and len(launched) == count > 0
+    assert CheckedKernels(GPU).attention(AttentionShape(2, 1, 16, 16), mx.float16, scale=0.3) is not None
+    assert len(launched) == 2 * count
+
+
+@emulated
 @pytest.mark.parametrize(
     ("broken", "prompts", "matrix"), [((), True, True), (("prompt",), False, True), (("prompt", "wide"), False, False)]
 )
