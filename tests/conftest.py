@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # On CUDA, mlx multiplies float32 in fewer bits by default, and how they round depends on how many rows there are.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -40,6 +41,9 @@ for profile, examples in (("quick", 25), ("thorough", 200)):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 settings.load_profile("quick")
+# Hypothesis tries the constants of all modules that are imported, too: then examples depend on which tests ran before.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 ROOT = Path(__file__).parents[1]
@@ -157,8 +161,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True, scope="module")
 def paths_of_this_file() -> Iterator[None]:
-    """The path that tests choose for all of their process ends with their file, whatever order files run in."""
+    """The path that tests choose for all of their process ends with their file, whatever order files run in. What a file
+    leaves behind, most of it caches and modules, is not looked through for garbage again."""
     yield
+    gc.collect()
+    gc.freeze()
     if (native := sys.modules.get("ingot.kernels.cpu.native")) is not None:
         native.use_one_path(False)
 
