@@ -161,8 +161,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True, scope="module")
 def paths_of_this_file() -> Iterator[None]:
-    """The path that tests choose for all of their process ends with their file, whatever order files run in. What a file
-    leaves behind, most of it caches and modules, is not looked through for garbage again."""
+    """The path that tests choose for all of their process ends with their file, whatever order files run in. Caches and
+    modules that a file leaves behind are not looked through for garbage again."""
     yield
     gc.collect()
     gc.freeze()
