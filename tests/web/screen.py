@@ -43,9 +43,10 @@ class Screen:
         self._browser.get(f"{self.server.url}{path}?fresh={self.downloads.name}")
 
     def reload(self) -> None:
-        if not self._opened:
-            return self.open()
-        self.browser.refresh()
+        if self._opened:
+            self._browser.refresh()
+        else:
+            self.visit("/")
         self.until(lambda: self.text("#model") != "Connecting…")
 
     def hurry(self) -> None:
