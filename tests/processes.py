@@ -201,10 +201,10 @@ def become(command: list[str], env: dict[str, str], cwd: str) -> tuple[types.Cod
         case ["-c", source, *words]:
             sys.argv, sys.path[0], code = ["-c", *words], "", compile(source, "<string>", "exec")
         case ["-m", name, *words]:
+            sys.path[0] = cwd
             spec = importlib.util.find_spec(name)
             assert spec is not None and spec.origin is not None
-            module.__spec__, module.__file__ = spec, spec.origin
-            sys.argv, sys.path[0] = [spec.origin, *words], cwd
+            module.__spec__, module.__file__, sys.argv = spec, spec.origin, [spec.origin, *words]
             code = spec.loader.get_code(name)  # type: ignore[union-attr]
         case [file, *_]:
             module.__file__ = file
