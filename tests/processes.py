@@ -22,6 +22,7 @@ import sys
 import threading
 import types
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, AnyStr, Final
 
@@ -45,15 +46,17 @@ class Fork(subprocess.Popen[AnyStr]):
 
     def _execute_child(self, *given: Any) -> None:
         asked = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
-        pipes = [asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
-        stdio = [own if pipe == -1 else pipe for own, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
+        names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        pipes: list[int] = [asked[name] for name in names]
+        stdio: list[int] = [own if pipe == -1 else pipe for own, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
         reading, writing = os.pipe()
-        self._end, self._reading = os.fdopen(reading, "rb", buffering=0), threading.Lock()
+        self._end: FileIO = os.fdopen(reading, "rb", buffering=0)
+        self._reading: threading.Lock = threading.Lock()
         task = {"command": asked["args"], "cwd": os.fspath(asked["cwd"] or Path.cwd())}
         task["env"] = dict(os.environ if asked["env"] is None else asked["env"])
-        control = forking_process()
-        assert control is not None
-        socket.send_fds(control, [json.dumps(task).encode()], [*stdio, writing])
+        control, message = forking_process(), json.dumps(task).encode()
+        assert control is not None and len(message) <= MOST_BYTES
+        socket.send_fds(control, [message], [*stdio, writing])
         os.close(writing)
         self.pid = int.from_bytes(self._end.read(4), "little")
         self._child_created = True
