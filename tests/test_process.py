@@ -1,20 +1,22 @@
-"""The C library's free memory goes back to the system while a server runs."""
+"""What a process is asked of the system: memory that goes back to it, signals, and the forks that tests start."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ingot.process import find_malloc_trim, is_signal_ignored, signals_not_ignored, trim_heap
-from tests import conftest
+from tests import conftest, processes
 
 PIECE, PIECES = 64 << 10, 1024
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries give memory back by themselves")
@@ -97,3 +99,48 @@ def test_what_tests_start_does_not_ignore_what_they_were_started_to_ignore(
     conftest.ignore_signals_alone()
     assert b"alive" not in subprocess.run(command, capture_output=True, check=False, cwd=tmp_path).stdout
     signal.raise_signal(number)  # which the tests themselves still ignore
+
+
+TOLD = """
+import json, os, signal, sys, threading
+print(json.dumps([sys.argv, sys.orig_argv, os.getcwd(), dict(os.environ), sys.stdin.read(), __name__]))
+print(signal.getsignal(signal.SIGINT) == signal.default_int_handler, threading.active_count(), file=sys.stderr)
+print(sorted(map(int, os.listdir("/proc/self/fd")))[:4] == [0, 1, 2, 3], file=sys.stderr)
+sys.exit(3)
+"""
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+
+
+@linux
+def test_a_fork_sees_what_a_process_would_see(tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(TOLD)
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "OF_NO": "other"}
+    for command in (["-c", TOLD, "a b"], ["told.py", "ä"], ["-m", "told", ""]):
+        full = [sys.executable, *command]
+        asked: dict[str, Any] = {"input": "said", "capture_output": True, "text": True, "cwd": tmp_path, "env": env}
+        assert processes.may_fork(full, env)
+        forked, started = processes.run(full, **asked), subprocess.run(full, check=False, **asked)
+        assert (forked.returncode, forked.stdout, forked.stderr) == (3, started.stdout, started.stderr)
+
+
+@linux
+def test_a_fork_is_waited_for_and_ended_like_a_process() -> None:
+    with processes.start([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        assert isinstance(process, processes.Fork) and process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+        process.terminate()
+    assert process.poll() == process.returncode == -signal.SIGTERM
+
+
+@linux
+def test_a_fork_has_imported_nothing_that_reads_the_environment_of_the_hub() -> None:
+    code = "import sys; print('ingot.engine.engine' in sys.modules, 'huggingface_hub' in sys.modules)"
+    assert processes.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True False\n"
+
+
+def test_what_imports_or_python_itself_must_see_is_not_forked() -> None:
+    assert not processes.may_fork([sys.executable, "-X", "importtime", "-c", "pass"])
+    assert not processes.may_fork([sys.executable, "-c", "pass"], {**os.environ, "INGOT_KERNELS": "blas"})
+    assert not processes.may_fork([sys.executable, "-c", "pass"], preexec_fn=print)
+    assert not processes.may_fork(["/bin/sh", "-c", "true"])

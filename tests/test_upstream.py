@@ -42,30 +42,21 @@ before = settings()
 import ingot.engine.loading.language_model, ingot.upstream
 assert "mlx_vlm" not in sys.modules, "text models pay for what only those need that see"
 check()
-ingot.upstream.import_upstream("mlx_vlm.utils")
-check()
-"""
-
-WHOLE_PACKAGE = """
-import resource, sys
-limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-import ingot.upstream, mlx_lm.models.llama, mlx_lm
-assert "transformers" not in sys.modules and not hasattr(mlx_lm, "__wrapped__")
-assert "transformers" not in sys.modules and mlx_lm.models.llama.Model
+import mlx_lm.models.llama, mlx_lm
+assert not hasattr(mlx_lm, "__wrapped__") and mlx_lm.models.llama.Model
+assert "transformers" not in sys.modules, "the whole of mlx_lm is there for who asks for it, and only then"
 from mlx_lm import __version__, load, stream_generate
 import mlx_lm.utils
 assert load is mlx_lm.utils.load and mlx_lm.__file__.endswith("__init__.py") and "load" in mlx_lm.__all__
 assert mlx_lm.models.llama is sys.modules["mlx_lm.models.llama"]
-assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
+check()
+ingot.upstream.import_upstream("mlx_vlm.utils")
+check()
 """
 
 
-def test_importing_the_product_and_then_what_sees_leaves_the_process_as_it_was() -> None:
+def test_importing_the_product_then_the_whole_of_mlx_lm_and_then_what_sees_leaves_the_process_as_it_was() -> None:
     subprocess.run([sys.executable, "-c", SAME_PROCESS], check=True, timeout=120)
-
-
-def test_the_whole_of_mlx_lm_is_there_for_who_asks_for_it_and_only_then() -> None:
-    subprocess.run([sys.executable, "-c", WHOLE_PACKAGE], check=True, timeout=120)
 
 
 def test_a_server_starts_without_transformers_and_the_hub(tmp_path: Path) -> None:

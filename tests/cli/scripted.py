@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-INGOT = str(Path(sys.executable).with_name("ingot"))
 
 
 def environment(home: Path, **extra: str) -> dict[str, str]:

@@ -29,7 +29,8 @@ from ingot.cli.bench import (
 )
 from ingot.cli.client import ServerClient
 from ingot.errors import ConfigError
-from tests.cli.scripted import INGOT, Answer, Script, environment, scripted_server
+from tests.cli.scripted import Answer, Script, environment, scripted_server
+from tests.processes import INGOT
 
 OVERHEAD = 9
 

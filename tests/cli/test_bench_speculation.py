@@ -36,9 +36,10 @@ from ingot.engine.request import (
 )
 from ingot.errors import ConfigError, Overloaded
 from tests import scripted
-from tests.cli.scripted import INGOT, Script, environment, scripted_server
+from tests.cli.scripted import Script, environment, scripted_server
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
+from tests.processes import INGOT, run
 
 OFFERED = ("lookup", "mtp")
 SECONDS = {(): 2.0, ("lookup",): 1.0, ("mtp",): 4.0, None: 0.5}
@@ -63,9 +64,11 @@ def server(script: Callable[[Request], Any] = said) -> Iterator[tuple[str, Scrip
         yield url, engine
 
 
-def bench(url: str, home: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def bench(url: str, home: Path, *flags: str, by: Callable[..., Any] = run) -> subprocess.CompletedProcess[str]:
     command = [INGOT, "bench", "speculate", *(["--url", url] if url else []), *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(home), cwd=home)
+    done: subprocess.CompletedProcess[str]
+    done = by(command, capture_output=True, text=True, timeout=100, env=environment(home), cwd=home)
+    return done
 
 
 def test_each_proposer_and_all_together_are_set_against_plain_decoding() -> None:
@@ -106,7 +109,7 @@ def test_everybody_is_asked_the_same_in_turns_and_shares_nothing() -> None:
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     with server() as (url, _):
         flags = ("--workloads", ",".join(TEXT_ONLY), "--rounds", "1", "--json", "x.json")
-        done = bench(url, tmp_path, *flags)
+        done = bench(url, tmp_path, *flags, by=subprocess.run)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line[19:].split() for line in done.stdout.splitlines()[2:]]
     assert rows[1] == ["lookup", "10.0", "2.00", "50%", "1.67", "1/1"]

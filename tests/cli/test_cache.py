@@ -13,9 +13,10 @@ from ingot.cli import cache
 from ingot.cli.client import ServerClient, ServerError
 from ingot.errors import ConfigError
 from tests import engines
-from tests.cli.scripted import INGOT, environment
+from tests.cli.scripted import environment
 from tests.http.running import running
 from tests.http.scripted import settings
+from tests.processes import INGOT
 
 PROMPT = list(range(1, 40))
 

@@ -25,13 +25,14 @@ from ingot.cli.chat import (
 )
 from ingot.cli.client import ServerClient
 from ingot.errors import ConfigError
-from tests.cli.scripted import INGOT, Answer, Script, environment, scripted_server
+from tests.cli.scripted import Answer, Script, environment, scripted_server
+from tests.processes import INGOT, run
 
 
 def pipe(script: Script, home: Path, question: str, *flags: str, **extra: str) -> subprocess.CompletedProcess[str]:
     command = [INGOT, "chat", script.url, *flags]
     env = environment(home, **extra)
-    return subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, env=env)
+    return run(command, input=question, capture_output=True, text=True, timeout=60, env=env)
 
 
 class Terminal:

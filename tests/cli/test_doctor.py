@@ -10,7 +10,8 @@ import pytest
 
 from ingot.cli import doctor
 from ingot.config import Settings
-from tests.cli.scripted import INGOT, environment
+from tests.cli.scripted import environment
+from tests.processes import INGOT
 
 WORKING = {
     "version": "1.0",

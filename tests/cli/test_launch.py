@@ -16,19 +16,18 @@ from typing import Any
 import httpx
 import pytest
 
+from foundry.package import MODELS
 from ingot.agents.agent import Endpoint
 from ingot.agents.clients import AGENTS
 from ingot.cli import launch
 from ingot.cli.launch import FirstPrompt, is_first_request, one_token_request, prompt_usage, recording_relay
-from ingot.config import DEFAULT_MODEL, load_config
 from ingot.engine.engine import Engine
-from ingot.models.files.model_store import is_stored
-from ingot.models.files.packaged import find_packaged_model
 from tests import scripted
 from tests.cli.conftest import Done
-from tests.cli.scripted import INGOT, Script, environment, scripted_server
+from tests.cli.scripted import Script, environment, scripted_server
 from tests.http.running import running
 from tests.http.scripted import settings
+from tests.processes import INGOT, run
 
 CONTEXT = 40_960
 Launched = Callable[..., Done]
@@ -71,7 +70,7 @@ def installed(folder: Path, client: str, text: str) -> dict[str, str]:
 
 
 def in_a_process(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([INGOT, "launch", *words], capture_output=True, text=True, timeout=120, env=env)
+    return run([INGOT, "launch", *words], capture_output=True, text=True, timeout=120, env=env)
 
 
 @pytest.fixture
@@ -204,14 +203,9 @@ def test_being_told_to_end_is_passed_on(server: Script, tmp_path: Path) -> None:
 
 
 def test_a_server_is_started_for_a_client_and_ends_with_it(tmp_path: Path) -> None:
-    shelf = load_config({}, os.environ).settings.models_dir
-    model = find_packaged_model(DEFAULT_MODEL)
-    if model is None or not is_stored(shelf / DEFAULT_MODEL, model.origin):
-        pytest.skip("the default model is not here: run `ingot pull`")
     env = installed(tmp_path, "opencode", ASKS) | {"TMPDIR": str(tmp_path)}
-    words = ("--model", DEFAULT_MODEL, "--models-dir", str(shelf), "--offline", "--context", "512")
-    done = in_a_process(env, "opencode", *words)
-    assert (done.returncode, done.stdout) == (0, f"{DEFAULT_MODEL} {DEFAULT_MODEL}\n"), done.stderr
+    done = in_a_process(env, "opencode", "--model", str(MODELS / "dense"), "--context", "512")
+    assert (done.returncode, done.stdout) == (0, "dense dense\n"), done.stderr
     (log,) = tmp_path.glob("ingot-launch-*.log")
     assert str(log) in done.stderr
 
@@ -221,11 +215,11 @@ ENDED_BY_SIGTERM = 128 + signal.SIGTERM
 
 def test_a_signal_that_comes_while_the_program_is_started_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_to_end(*arguments: Any, **how: Any) -> subprocess.Popen[bytes]:
-        program = start(*arguments, **how)
+        program = popen(*arguments, **how)
         os.kill(os.getpid(), signal.SIGTERM)
         return program
 
-    start = subprocess.Popen
+    popen = subprocess.Popen
     monkeypatch.setattr(launch.subprocess, "Popen", told_to_end)
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     assert launch.run_in_foreground(command, os.environ) == ENDED_BY_SIGTERM

@@ -3,30 +3,34 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ingot.cli.main import COMMANDS, main
 from ingot.config import SETTINGS
 from ingot.version import __version__
-from tests.cli.scripted import INGOT, environment
+from tests.cli.conftest import Done
+from tests.cli.scripted import environment
+from tests.processes import INGOT, run
 
 
-def ingot(home: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [INGOT, *arguments], capture_output=True, text=True, timeout=60, env=environment(home, **extra), cwd=home
-    )
+def ingot(home: Path, *words: str, by: Callable[..., Any] = run, **extra: str) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str]
+    done = by([INGOT, *words], capture_output=True, text=True, timeout=60, env=environment(home, **extra), cwd=home)
+    return done
 
 
 def test_the_version_is_printed(tmp_path: Path) -> None:
-    done = ingot(tmp_path, "--version")
+    done = ingot(tmp_path, "--version", by=subprocess.run)
     assert (done.returncode, done.stdout) == (0, f"ingot {__version__}\n")
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
     for arguments in ((), ("--help",)):
-        done = ingot(tmp_path, *arguments)
+        done = ingot(tmp_path, *arguments, by=subprocess.run)
         assert done.returncode == 0
         assert all(f"  {name} " in done.stdout for name in COMMANDS)
 
@@ -80,8 +84,10 @@ def test_serve_help_shows_every_setting_with_its_section_and_default(tmp_path: P
         (("bench", "serve", "--json", "no/such/x.json"), "ingot bench: cannot write no/such/x.json"),
     ],
 )
-def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
-    done = ingot(tmp_path, *arguments)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    run_here: Callable[..., Done], arguments: tuple[str, ...], line: str
+) -> None:
+    done = run_here(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(line)
@@ -89,7 +95,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path: Path, arguments: tupl
 
 
 def test_a_failure_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
-    done = ingot(tmp_path, "chat", "http://127.0.0.1:1")
+    done = ingot(tmp_path, "chat", "http://127.0.0.1:1", by=subprocess.run)
     assert (done.returncode, done.stderr) == (1, "ingot chat: no server answers at http://127.0.0.1:1\n")
 
 
@@ -138,6 +144,6 @@ def test_a_reader_that_leaves_early_is_no_crash(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [INGOT, "serve", "--print-config"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment(tmp_path), timeout=60)
+    done = run(command, stdout=writing, stderr=subprocess.PIPE, env=environment(tmp_path), timeout=60)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, b"")

@@ -26,16 +26,18 @@ from ingot.models.draft_heads.mtp import check_draft_head, load_mtp_head
 from ingot.models.files.model_store import store_model
 from ingot.models.files.progress import no_progress
 from tests.cli.conftest import Done
-from tests.cli.scripted import INGOT, environment
+from tests.cli.scripted import environment
 from tests.models.draft_heads.making import make, named, write, write_shards
 from tests.models.draft_heads.test_hybrid import HYBRID
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
+from tests.processes import INGOT, run
 
 
-def models(home: Path, *flags: str) -> str:
+def models(home: Path, *flags: str, by: Callable[..., Any] = run) -> str:
     command = [INGOT, "models", *flags]
     env = environment(home, HF_HUB_CACHE=str(home / "hub"))
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True).stdout
+    listed: str = by(command, capture_output=True, text=True, timeout=60, env=env, check=True).stdout
+    return listed
 
 
 def test_a_packaged_model_is_listed_before_it_is_fetched(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_a_packaged_model_is_listed_before_it_is_fetched(tmp_path: Path) -> None
     first = listed["models"][0]
     assert (first["name"], first["kind"], first["path"]) == (DEFAULT_MODEL, "packaged", None)
     assert all(model["kind"] == "packaged" and model["bytes"] > 0 for model in listed["models"])
-    assert "not fetched yet" in models(tmp_path)
+    assert "not fetched yet" in models(tmp_path, by=subprocess.run)
 
 
 def test_folders_and_files_in_the_models_folder_are_listed_with_their_size(
@@ -121,11 +123,12 @@ def kept(shelf: Path, folder: str, sha256: str = "0123456789abcdef") -> Path:
     return store_model(shelf / folder, origin, fill, no_progress)
 
 
-def rm(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def rm(home: Path, *words: str, by: Callable[..., Any] = run) -> subprocess.CompletedProcess[str]:
     env = environment(home, HF_HUB_CACHE=str(home / "hub"))
-    return subprocess.run(
+    done: subprocess.CompletedProcess[str] = by(
         [INGOT, "rm", *words], capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL
     )
+    return done
 
 
 def answered(home: Path, answer: bytes, *words: str) -> int:
@@ -134,7 +137,7 @@ def answered(home: Path, answer: bytes, *words: str) -> int:
     env = environment(home, HF_HUB_CACHE=str(home / "hub"))
     try:
         os.write(ours, answer)
-        ended = subprocess.run([INGOT, "rm", *words], stdin=theirs, capture_output=True, timeout=60, env=env)
+        ended = run([INGOT, "rm", *words], stdin=theirs, capture_output=True, timeout=60, env=env)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -143,7 +146,7 @@ def answered(home: Path, answer: bytes, *words: str) -> int:
 
 def test_a_model_is_removed_by_its_name_without_its_hash(tmp_path: Path, shelf: Path) -> None:
     gone, stays = kept(shelf, "Tiny-0123456789ab"), kept(shelf, "Other-0123456789ab")
-    done = rm(tmp_path, "tiny", "--yes")
+    done = rm(tmp_path, "tiny", "--yes", by=subprocess.run)
     assert (done.returncode, done.stdout) == (0, "removed Tiny-0123456789ab from the models folder\n")
     assert not gone.exists() and stays.exists()
     assert not [left for left in shelf.iterdir() if left.name.endswith(".part")]
@@ -375,7 +378,7 @@ main(sys.argv[1:])
 def test_killed_in_the_middle_it_leaves_nothing_and_the_next_run_succeeds(tmp_path: Path) -> None:
     target = tmp_path / "made"
     command = [sys.executable, "-c", DIES, "convert", str(HYBRID), str(target)]
-    died = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False)
+    died = run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert not target.exists()
     assert list(tmp_path.glob(".made.*.part"))

@@ -52,8 +52,9 @@ from ingot.protocol.openai.completions import read_completion
 from ingot.protocol.served import ServedModel
 from ingot.text.tool_formats.registry import FoundFormat, find_format, format_by_name
 from tests.cli.conftest import Done
-from tests.cli.scripted import INGOT, environment
+from tests.cli.scripted import environment
 from tests.http import scripted as toy
+from tests.processes import INGOT, run, start
 
 CARD = ModelCard(
     name="tiny",
@@ -184,20 +185,20 @@ def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
     assert process.wait(60) == 0
 
 
-def test_a_model_runs_inside_the_chat_when_no_server_is_named(shelf: str, tmp_path: Path) -> None:
-    command = [INGOT, "chat", "--offline", "--models-dir", shelf, "--max-tokens", "2", "--temperature", "0"]
+def test_a_model_runs_inside_the_chat_when_no_server_is_named(models: Path, tmp_path: Path) -> None:
+    command = [INGOT, "chat", str(models / "small"), "--max-tokens", "2", "--temperature", "0"]
     env = environment(tmp_path)
-    done = subprocess.run(command, input="hi", capture_output=True, text=True, timeout=LONGEST_START_S, env=env)
+    done = run(command, input="hi", capture_output=True, text=True, timeout=LONGEST_START_S, env=env)
     assert (done.returncode, done.stdout.strip() != "") == (0, True)
 
 
-def test_a_start_that_fails_once_the_model_is_loaded_ends_in_a_line_and_no_abort(shelf: str, tmp_path: Path) -> None:
+def test_a_start_that_fails_once_the_model_is_loaded_ends_in_a_line_and_no_abort(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps(["word " * 400]))
-    command = [INGOT, "serve", "--offline", "--models-dir", shelf, "--port", "0", "--context", "256"]
+    command = [INGOT, "serve", str(MODELS / "dense"), "--port", "0", "--context", "256"]
     command += ["--warm-prompts", str(prompts)]
     env = environment(tmp_path)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_START_S, env=env)
+    done = run(command, capture_output=True, text=True, timeout=LONGEST_START_S, env=env)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"ingot serve: {prompts}")
     assert "terminate" not in done.stderr
@@ -207,7 +208,7 @@ def test_a_taken_port_is_known_before_the_model_is_loaded(tmp_path: Path) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [INGOT, "serve", "no/such-model", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+        done = run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"ingot serve: Port {port} on 127.0.0.1 is in use. Choose another with --port, or 0 for any free one.\n"
@@ -216,7 +217,7 @@ def test_a_taken_port_is_known_before_the_model_is_loaded(tmp_path: Path) -> Non
 
 def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     command = [INGOT, "serve", "smollm2-135n", "--port", "0", "--offline"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+    done = run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
     assert done.returncode == 1
     assert done.stderr.startswith("ingot serve: there is no model 'smollm2-135n'. Did you mean 'smollm2-135m'?")
     assert done.stderr.count("\n") == 1
@@ -251,7 +252,7 @@ def serving_of_serve_killed(tables: Path, home: Path) -> Iterator[tuple[subproce
     command = [sys.executable, "-m", "ingot.cli.main", "serve", "--config", str(tables), "--port", "0"]
     log = home / "log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment(home))
+        process = start(command, stdout=output, stderr=subprocess.STDOUT, env=environment(home))
     try:
         yield process, wait_for(process, log)
         process.terminate()
@@ -356,7 +357,7 @@ def test_a_model_that_scores_prompts_is_found_too(models: Path) -> None:
 
 def test_a_draft_model_that_is_not_there_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:
     command = [INGOT, "serve", str(models / "large"), "--port", "0", "--offline", "--draft-model", "smollm2-135n"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+    done = run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
     assert done.returncode == 1 and "Did you mean 'smollm2-135m'?" in done.stderr
 
 
@@ -399,7 +400,7 @@ class Served:
         (home / "driver.py").write_text(DRIVER)
         command = [sys.executable, str(home / "driver.py"), str(home / "trigger"), "serve", *flags, "--port", "0"]
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment(home))
+            self.process = start(command, stdout=output, stderr=subprocess.STDOUT, env=environment(home))
 
     @property
     def said(self) -> str:

@@ -13,9 +13,10 @@ from bench import random_models
 from ingot.cli.client import ServerClient
 from ingot.cli.serve import ready_record
 from ingot.text.tool_formats.registry import find_format
-from tests.cli.scripted import INGOT, environment
+from tests.cli.scripted import environment
 from tests.cli.test_serve import CARD
 from tests.encoders import card, write_encoder, write_sentence_files
+from tests.processes import INGOT, run, start
 
 LONGEST_START_S = 120
 
@@ -42,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_encoders_given_by_flag_answer(models: Path, tmp_path: Path) -> None:
     flags = ["--embedding-model", str(models / "vectors"), "--rerank-model", str(models / "scores")]
     command = [INGOT, "serve", str(models / "small"), "--port", "0", "--context", "256", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(tmp_path))
+    process = start(command, stdout=subprocess.PIPE, text=True, env=environment(tmp_path))
     watchdog = threading.Timer(LONGEST_START_S, process.kill)
     watchdog.start()
     try:
@@ -61,5 +62,5 @@ def test_encoders_given_by_flag_answer(models: Path, tmp_path: Path) -> None:
 
 def test_an_encoder_that_is_not_there_is_one_line_and_exit_code_1(models: Path, tmp_path: Path) -> None:
     command = [INGOT, "serve", str(models / "small"), "--port", "0", "--embedding-model", "all-minilm-l6", "--offline"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
+    done = run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
     assert done.returncode == 1 and "Did you mean 'all-minilm-l6-v2'?" in done.stderr

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests import scripted
-from tests.cli.scripted import INGOT
 from tests.clients.agents import AIDER, CLAUDE_CODE, KEY, NODE_BIN, NOT_INSTALLED, json_lines, run, serving
+from tests.processes import INGOT
 
 pytestmark = pytest.mark.clients
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench import random_models
 from tests import tiny
+from tests.processes import start
 
 DEADLINE_S = 120.0
 """On a machine that does much else: MLX's ring takes 50 ms for a sum where three ranks share two busy cores."""
@@ -61,7 +62,7 @@ def run(module: str, arguments: list[str], size: int, folder: Path) -> str:
     try:
         for rank, variables in enumerate(environments(size, folder)):
             with message[rank].open("wb") as out, errors[rank].open("wb") as err:
-                ranks.append(subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err))
+                ranks.append(start(command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=err))
         codes = [rank.wait(max(deadline - time.monotonic(), 0.0)) for rank in ranks]
     except subprocess.TimeoutExpired:
         raise AssertionError("ranks do not end:\n" + _ends_of(errors)) from None

@@ -32,9 +32,9 @@ class Kept:
     taken: list[tuple[str, int, int]]
 
 
-def play(engine: Engine) -> Kept:
-    """Four prompts; then the same again, whole, and parting inside of a page."""
-    prompts = [prompt(each, 300) for each in range(4)]
+def play(engine: Engine, count: int = 4) -> Kept:
+    """So many prompts; then the same again, whole, and parting inside of a page."""
+    prompts = [prompt(each, 300) for each in range(count)]
     parting = [(*tokens[:200], *prompt(70, 30)) for tokens in prompts]
     cached = Kept([], [])
     for number, tokens in enumerate([*prompts, *prompts, *parting]):

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, start
+
 PATIENCE_S = 60.0
 """For what has to come, however busy the machine is."""
 LOADED_S = 4 * PATIENCE_S
@@ -106,7 +107,7 @@ def wait_until(reached: Callable[[], bool], within: float = PATIENCE_S) -> None:
 def started(command: Sequence[str], environment: dict[str, str] | None = None) -> Iterator[Group]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("INGOT_TEST_")}
     env = {**ours, "PYTHONPATH": str(ROOT), "INGOT_CONFIG": os.devnull, **(environment or {})}
-    parent = subprocess.Popen(
+    parent = start(
         [sys.executable, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

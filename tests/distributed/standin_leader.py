@@ -64,6 +64,6 @@ def lead(here: RankConfig, signs: HeartbeatSender) -> None:
     server = make_server(engine, options, lambda url: signs.did(0), inherited_listener(options))
     report_to_parent(signs, engine, server)
     server.run()
-    if not server.given_up:
+    if server.fatal_error is None:
         engine.close()
     os._exit(0)

@@ -34,6 +34,7 @@ ASKED = {
     "speculate": "off",
     "cache_disk_free_gb": 0.0,
 }
+PROMPTS = 2
 
 
 class World:
@@ -56,7 +57,7 @@ class World:
         return kept
 
     def _lived(self, engine: Engine) -> keeping.Kept:
-        return keeping.play(engine)
+        return keeping.play(engine, PROMPTS)
 
     def files(self, part: str = echo.OTHER_PART) -> list[Path]:
         homes = [about.parent for about in self.kept.glob("*/about.json") if _part(about) == part]
@@ -72,8 +73,8 @@ def _part(about: Path) -> str:
 
 
 def reads(kept: keeping.Kept) -> list[int]:
-    """Tokens that were read for each of the four prompts when they came first."""
-    return [read for _, _, read in kept.taken[:4]]
+    """Tokens that were read for each of the prompts when they came first."""
+    return [read for _, _, read in kept.taken[:PROMPTS]]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_was_written_is_taken_over_after_a_restart(
     world = World(tmp_path, kind, monkeypatch, **asked)
     first, second = world.life(), world.life()
     assert first.texts == second.texts
-    assert reads(first) == [0] * 4 and reads(second) == [299] * 4
+    assert reads(first) == [0] * PROMPTS and reads(second) == [299] * PROMPTS
     own = (world.parts - {echo.OTHER_PART}).pop()
     assert len(world.files()) == len(world.files(own)) > 0
 
@@ -99,7 +100,7 @@ def test_what_was_written_is_taken_over_after_a_restart(
 def test_live_pages_in_fewer_bits_are_written_as_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, "wide", monkeypatch, kv_codec="affine8")
     first, second = world.life(), world.life()
-    assert first.texts == second.texts and reads(second) == [299] * 4
+    assert first.texts == second.texts and reads(second) == [299] * PROMPTS
 
 
 def test_a_rank_without_its_parts_makes_them_a_miss_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +109,8 @@ def test_a_rank_without_its_parts_makes_them_a_miss_for_all(tmp_path: Path, monk
     for file in world.files():
         file.unlink()
     second = world.life()
-    assert first.texts == second.texts and reads(second) == [0] * 4
-    assert reads(world.life()) == [299] * 4, "what was computed once more is not kept once more"
+    assert first.texts == second.texts and reads(second) == [0] * PROMPTS
+    assert reads(world.life()) == [299] * PROMPTS, "what was computed once more is not kept once more"
 
 
 def test_a_rank_whose_parts_are_damaged_makes_them_a_miss_for_all(
@@ -122,7 +123,7 @@ def test_a_rank_whose_parts_are_damaged_makes_them_a_miss_for_all(
             opened.seek(-5, os.SEEK_END)
             opened.write(b"wrong")
     second = world.life()
-    assert first.texts == second.texts and reads(second) == [0] * 4
+    assert first.texts == second.texts and reads(second) == [0] * PROMPTS
 
 
 def test_a_rank_that_cannot_write_leaves_a_miss_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +133,7 @@ def test_a_rank_that_cannot_write_leaves_a_miss_for_all(tmp_path: Path, monkeypa
         first = world.life()
     assert not world.files()
     second = world.life()
-    assert first.texts == second.texts and reads(second) == [0] * 4
+    assert first.texts == second.texts and reads(second) == [0] * PROMPTS
 
 
 def written_by_rank_0_alone(
@@ -153,7 +154,7 @@ def test_files_of_another_layout_are_a_miss_and_left_alone(tmp_path: Path, monke
     with monkeypatch.context() as patched:
         patched.setattr(echo, "OTHER_PART", "pipeline, rank 1 of 2")
         second = world.life()
-    assert first.texts == second.texts and reads(second) == [0] * 4
+    assert first.texts == second.texts and reads(second) == [0] * PROMPTS
     assert before and {file: file.stat().st_mtime_ns for file in world.files()} == before
 
 
@@ -165,7 +166,7 @@ def test_an_answer_that_does_not_come_is_waited_for_no_longer_than_a_slow_disk_i
     monkeypatch.setattr("ingot.engine.offload.ONLOAD_PATIENCE_S", 0.05)
     monkeypatch.setattr("ingot.distributed.follower.FollowerFiles.finished_reads", lambda files: iter(()))
     second = world.life()
-    assert first.texts == second.texts and reads(second) == [0] * 4
+    assert first.texts == second.texts and reads(second) == [0] * PROMPTS
 
 
 def test_what_a_tenant_clears_is_gone_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def test_what_a_tenant_clears_is_gone_everywhere(tmp_path: Path, monkeypatch: py
     def cleared(engine: Engine) -> keeping.Kept:
         assert engine.kept.clear("") > 0
         wait_until(lambda: not world.files())
-        return keeping.play(engine)
+        return keeping.play(engine, PROMPTS)
 
     monkeypatch.setattr(world, "_lived", cleared)
-    assert reads(world.life()) == [0] * 4
+    assert reads(world.life()) == [0] * PROMPTS

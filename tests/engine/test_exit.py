@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.processes import ROOT, run
 
 OPEN = """
 import sys
@@ -21,5 +22,5 @@ sys.exit(3)
 
 @pytest.mark.parametrize("engine", ["idle", "running"])
 def test_leaving_with_an_open_engine_is_no_abort(engine: str) -> None:
-    done = subprocess.run([sys.executable, "-c", OPEN, engine], capture_output=True, text=True, timeout=200)
+    done = run([sys.executable, "-c", OPEN, engine], capture_output=True, text=True, timeout=200, cwd=ROOT)
     assert (done.returncode, done.stderr) == (3, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from ingot.config.settings import Settings
 from ingot.engine.loading.language_model import start_engine
 from ingot.errors import ModelError
 from tests import tiny
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, run
 
 
 def test_a_server_whose_model_cannot_be_loaded_says_so_and_exits_in_peace(tmp_path: Path) -> None:
@@ -26,7 +24,7 @@ def test_a_server_whose_model_cannot_be_loaded_says_so_and_exits_in_peace(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIGS["llama"]))
     write_tokenizer(tmp_path, tiny.VOCAB)
     command = [sys.executable, "-m", "ingot.cli.main", "serve", str(tmp_path), "--port", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "cannot be loaded" in done.stderr and "terminate called" not in done.stderr
 

@@ -19,8 +19,8 @@ from ingot.http import connections, http11
 from ingot.http.connections import OpenConnections, client_address, set_keepalive_options
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
+from tests.processes import ROOT, start
 
-ROOT = Path(__file__).parents[2]
 STREAM = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 ASKED = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
@@ -242,7 +242,7 @@ make_server(ScriptedEngine(), settings(), ready, open_listener(settings())).run(
 
 
 def serving(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return start(
         [sys.executable, "-c", FLOODED, *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ from ingot.errors import Unavailable
 from ingot.http import response_store
 from ingot.http.response_store import ResponseStore, StoreLimits
 from ingot.protocol.responses.answers import ResponseBody, ResponseReasoningEcho, ResponseTextEcho
+from tests.processes import ROOT, start
 
 CAPS = StoreLimits(rows=100, size=1 << 20, age_s=3600.0)
 ITEMS = [{"type": "message", "id": "msg_1", "role": "user", "content": "Hi"}]
@@ -181,7 +182,7 @@ while True:
 
 def test_a_process_that_is_killed_loses_nothing_that_was_acknowledged(path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as writer:
+    with start(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
         assert writer.stdout is not None
         for line in writer.stdout:
             if int(line) == 20:

@@ -15,7 +15,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,10 +27,10 @@ from ingot.http import server as servers
 from ingot.http.server import UnavailableServer, make_server, open_listener
 from tests.http.running import WAIT_S, connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
+from tests.processes import ROOT, start
 
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 STREAM = ASK | {"stream": True}
-ROOT = Path(__file__).parents[2]
 
 
 def test_any_free_port_can_be_asked_for() -> None:
@@ -210,7 +209,7 @@ def serving(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], st
     """A server in a process, its URL, and whether it ignores interrupts."""
     command = [sys.executable, "-c", SERVE, *words]
     env = os.environ | {"PYTHONPATH": "."}
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=env, **how) as process:
+    with start(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=env, **how) as process:
         try:
             assert process.stdout is not None
             url, ignores = process.stdout.readline().split()
@@ -272,7 +271,7 @@ exit_at_once()
 
 
 def test_who_interrupts_a_server_is_told_at_once_what_it_still_does_and_ends_it_with_a_second_interrupt() -> None:
-    process = subprocess.Popen(
+    process = start(
         [sys.executable, "-c", STOPPED_TWICE],
         cwd=ROOT,
         stdout=subprocess.PIPE,

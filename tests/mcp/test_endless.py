@@ -19,7 +19,7 @@ from ingot.mcp import config as configs
 from ingot.mcp import transports as processes
 from ingot.mcp.config import McpServerConfig
 from ingot.mcp.servers import McpServers
-from tests.mcp.test_servers import failing, started, stdio
+from tests.mcp.test_servers import failing, hostile, started
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +40,14 @@ def anyio_backend() -> str:
 async def test_a_tool_whose_server_does_not_stop_talking_fails_and_the_server_is_started_again(
     tool: str, words: str
 ) -> None:
-    async with started(here=stdio()) as servers:
+    async with started(here=hostile()) as servers:
         assert words in await failing(servers, tool)
         assert await servers.call("here", "weather", '{"city": "Paris"}') == "18 degrees in Paris"
 
 
 async def test_what_is_no_message_is_passed_over() -> None:
-    async with started(here=stdio()) as servers:
-        assert await servers.call("here", "banner", "{}") == "done"
+    async with started(here=hostile()) as servers:
+        assert await servers.call("here", "banner", "{}") == "18 degrees in "
 
 
 async def test_a_server_that_only_shouts_is_named_at_the_start() -> None:
@@ -95,7 +95,7 @@ class Endless(BaseHTTPRequestHandler):
 @pytest.fixture
 def endless() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:

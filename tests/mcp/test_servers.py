@@ -38,6 +38,10 @@ def stdio(**given: Any) -> McpServerConfig:
     return McpServerConfig(command=sys.executable, args=(SCRIPT,), env=environment, **given)
 
 
+def hostile() -> McpServerConfig:
+    return McpServerConfig(command=sys.executable, args=("-I", str(HERE / "hostile_server.py")))
+
+
 @asynccontextmanager
 async def started(**configs: McpServerConfig) -> AsyncIterator[McpServers]:
     servers = McpServers(configs)
@@ -75,7 +79,7 @@ async def test_tools_are_listed_called_and_held_to_their_limits() -> None:
 
 
 async def test_a_call_has_so_much_time_and_a_server_that_ended_is_started_again_for_the_next() -> None:
-    async with started(here=stdio()) as servers:
+    async with started(here=hostile()) as servers:
         connection = servers._connections["here"]
         config, connection.config = connection.config, msgspec.structs.replace(connection.config, timeout_s=0.2)
         assert "0.2 seconds" in await failing(servers, "slow")

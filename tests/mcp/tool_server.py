@@ -10,7 +10,6 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("tools")
-OUT = os.dup(1)  # where messages go: the SDK turns what tools print away from there
 
 
 @server.tool()
@@ -42,39 +41,6 @@ def slow() -> str:
     """Takes its time."""
     time.sleep(30)
     return "done"
-
-
-@server.tool()
-def endless() -> str:
-    """Writes a line that does not end."""
-    while True:
-        os.write(OUT, b"x" * 65536)
-
-
-@server.tool()
-def chatter() -> str:
-    """Writes lines without end."""
-    while True:
-        os.write(OUT, b"x" * 65535 + b"\n")
-
-
-@server.tool()
-def huge() -> str:
-    """Says too much."""
-    return "x" * 8_000_000
-
-
-@server.tool()
-def banner() -> str:
-    """Writes a line that is no message."""
-    os.write(OUT, b"hello there\n")
-    return "done"
-
-
-@server.tool()
-def leave() -> str:
-    """Ends the server."""
-    os._exit(1)
 
 
 if len(sys.argv) > 1:

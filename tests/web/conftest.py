@@ -80,10 +80,8 @@ def server(scripted_server: ScriptedServer) -> ScriptedServer:
 
 @pytest.fixture
 def screen(browser: webdriver.Chrome, server: ScriptedServer, tmp_path: Path) -> Screen:
-    """The chat page, freshly opened and connected, nothing stored."""
+    """The chat page as who comes for the first time sees it."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-    screen = Screen(browser, server, tmp_path)
-    screen.complaints()  # those of tests before it
-    screen.open(fresh=tmp_path.name)
-    return screen
+    browser.get_log("browser")  # complaints of tests before it
+    return Screen(browser, server, tmp_path)

@@ -19,18 +19,39 @@ T = TypeVar("T")
 
 
 class Screen:
+    """A page that is opened when it is first looked at, so that a test can first write what its server says."""
+
     def __init__(self, browser: Chrome, server: ScriptedServer, downloads: Path) -> None:
-        self.browser = browser
+        self._browser = browser
+        self._opened = False
         self.server = server
         self.downloads = downloads
 
-    def open(self, fresh: str) -> None:
-        self.browser.get(f"{self.server.url}/?fresh={fresh}")
+    @property
+    def browser(self) -> Chrome:
+        if not self._opened:
+            self.open()
+        return self._browser
+
+    def open(self) -> None:
+        """The chat page, connected, nothing stored."""
+        self.visit("/")
         self.until(lambda: self.text("#model") != "Connecting…")
 
+    def visit(self, path: str) -> None:
+        self._opened = True
+        self._browser.get(f"{self.server.url}{path}?fresh={self.downloads.name}")
+
     def reload(self) -> None:
-        self.browser.refresh()
+        if self._opened:
+            self._browser.refresh()
+        else:
+            self.visit("/")
         self.until(lambda: self.text("#model") != "Connecting…")
+
+    def hurry(self) -> None:
+        """From here on the page's timers run out in a twentieth of their time."""
+        self.run("const later = setTimeout; window.setTimeout = (call, ms) => later(call, ms / 20)")
 
     def until(self, condition: Callable[[], T], why: str = "") -> T:
         """Waits for `condition` to become true; an element that is gone or not there yet counts as false."""
@@ -59,8 +80,14 @@ class Screen:
     def chord(self, held: str, key: str) -> None:
         ActionChains(self.browser).key_down(held).send_keys(key).key_up(held).perform()
 
+    def write(self, text: str) -> None:
+        """Text for what has the focus, all at once: keys are pressed one by one, which takes the browser far longer."""
+        self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
+
     def send(self, text: str) -> None:
-        self.find("#prompt").send_keys(text, Keys.ENTER)
+        self.run("document.getElementById('prompt').focus()")
+        self.write(text)
+        self.find("#prompt").send_keys(Keys.ENTER)
 
     def ask(self, text: str) -> str:
         """Sends `text` and waits for the whole answer."""
@@ -84,9 +111,8 @@ class Screen:
         return self.all(".message")[message].find_element(By.CSS_SELECTOR, f"[aria-label='{label}']")
 
     def fill(self, selector: str, text: str) -> None:
-        field = self.find(selector)
-        field.clear()
-        field.send_keys(text)
+        self.run("const field = document.querySelector(arguments[0]); field.focus(); field.select()", selector)
+        self.write(text)
 
     def focused(self) -> str:
         """The id of the focused element, or its label where it has none."""

@@ -90,6 +90,7 @@ def test_the_conversation_menu_works_with_arrows(screen: Screen) -> None:
 
 
 def test_the_key_dialog_can_be_left_with_escape(screen: Screen, server: ScriptedServer) -> None:
+    screen.open()
     server.api_key = "k"
     screen.press("Hello", Keys.ENTER)
     screen.until(lambda: screen.focused() == "key-dialog-field")

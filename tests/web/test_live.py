@@ -59,7 +59,7 @@ def live(screen: Screen, server: ScriptedServer) -> Callable[[], Screen]:
     """Opens the page once the test has written what is to be told."""
 
     def opened() -> Screen:
-        screen.browser.get(f"{server.url}/live")
+        screen.visit("/live")
         screen.until(lambda: screen.text("#health-detail") != "Connecting…")
         return screen
 
@@ -188,7 +188,7 @@ def test_a_key_that_is_not_the_administrators_sees_its_own_requests(
 
 def test_it_asks_for_a_key_where_one_is_needed(screen: Screen, server: ScriptedServer) -> None:
     server.api_key = "open-sesame"
-    screen.browser.get(f"{server.url}/live")
+    screen.visit("/live")
     screen.until(lambda: screen.find("#key-dialog").is_displayed())
     screen.fill("#key-dialog-field", "open-sesame")
     screen.click("#key-dialog .primary")

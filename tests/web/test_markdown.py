@@ -17,7 +17,7 @@ from tests.web.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.browser
 
-# Far more than is needed, and far less than anything quadratic would take.
+# After which a script counts as hanging: far more than is needed, and far less than anything quadratic would take.
 LIMIT_S = 10.0
 
 HARNESS = """
@@ -60,6 +60,7 @@ def run(browser: webdriver.Chrome, scripted_server: ScriptedServer) -> Callable[
     """Runs a script on an empty page with the page's modules at hand. They keep nothing, so one page does for all."""
     browser.get(f"{scripted_server.url}/blank")
     browser.execute_async_script(f"(async () => {{ {HARNESS} }})().then(arguments[0])")
+    browser.set_script_timeout(LIMIT_S)
     return browser.execute_script
 
 
@@ -222,16 +223,14 @@ PATHOLOGICAL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PATHOLOGICAL)
 def test_pathological_text_is_rendered_in_linear_time_and_bounded_depth(run: Callable[..., Any], name: str) -> None:
     script = """
-        const start = performance.now();
         const box = rendered(arguments[0]);
-        const seconds = (performance.now() - start) / 1000;
-        return { seconds, depth: depth(box), nodes: box.querySelectorAll('*').length };
+        return { depth: depth(box), nodes: box.querySelectorAll('*').length };
     """
     got = run(script, PATHOLOGICAL[name])
-    assert got["seconds"] < LIMIT_S
     assert got["depth"] < 64
     assert got["nodes"] <= len(PATHOLOGICAL[name]) + 16
 

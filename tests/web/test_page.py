@@ -324,6 +324,7 @@ def test_an_answer_cut_off_by_its_limit_says_so(screen: Screen, server: Scripted
 
 
 def test_the_key_is_asked_for_and_kept_for_the_tab_only(screen: Screen, server: ScriptedServer) -> None:
+    screen.open()
     server.api_key = "open sesame"
     screen.send("Hello")
     screen.until(lambda: screen.find("#key-dialog").is_displayed())
@@ -338,6 +339,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab_only(screen: Screen, server: 
 
 
 def test_declining_to_give_a_key_shows_what_the_server_said(screen: Screen, server: ScriptedServer) -> None:
+    screen.open()
     server.api_key = "open sesame"
     screen.send("Hello")
     screen.until(lambda: screen.find("#key-dialog").is_displayed())

@@ -18,6 +18,7 @@ from pathlib import Path
 from ingot.cache.disk.store import DiskLimits
 from ingot.cache.disk.survey import FolderSurvey
 from tests.cache.disk.records import ME, bytes_in, is_right, opened
+from tests.processes import start
 
 KILLS = int(os.environ.get("INGOT_TEST_KILLS", "20"))
 CAP = 12_000_000
@@ -28,7 +29,7 @@ LONGEST_S = 0.25
 
 def begun(folder: Path, seed: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.cache.disk.hammer", str(folder), str(seed), str(CAP)]
-    made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    made = start(command, stdout=subprocess.PIPE, text=True)
     late = threading.Timer(PATIENCE_S, made.kill)
     late.start()
     try:
@@ -55,12 +56,21 @@ def measured(processes: Sequence[subprocess.Popen[str]], folder: Path) -> int:
     """At an instant, while they stand still: else a file may be counted that made room for the next."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
+        await_stop(process.pid)
     try:
         return bytes_in(folder)
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
+
+
+def await_stop(pid: int) -> None:
+    if sys.platform != "linux":
+        os.waitpid(pid, os.WUNTRACED)
+        return
+    tasks = Path(f"/proc/{pid}/task")
+    while any((task / "stat").read_text().rpartition(")")[2].split()[0] not in "TZ" for task in tasks.iterdir()):
+        pass
 
 
 def check(folder: Path) -> int:
