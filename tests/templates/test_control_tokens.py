@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from ingot.text.prompt.answer_cache import AnswerCache
 from ingot.text.prompt.assembly import Prompt
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from tests.templates.real import MODELS, Real, named
+from tests.templates.real import Real, all_models
 from tests.templates.talk import SHOWN
 
 HOSTILE = {
@@ -60,12 +61,16 @@ def composed(model: Real, *messages: dict[str, Any], **options: Any) -> Prompt:
 
 def frames(model: Real, prompt: Prompt) -> Counter[int]:
     """How often each added token stands in a prompt."""
-    added = {model.tokenizer.encode(each, add_special=False)[0] for each in model.tokenizer.controls.all}
-    return Counter(token for token in prompt.tokens if token in added)
+    return Counter(token for token in prompt.tokens if token in added(model))
+
+
+@cache
+def added(model: Real) -> set[int]:
+    return {model.tokenizer.encode(each, add_special=False)[0] for each in model.tokenizer.controls.all}
 
 
 def models(*names: str) -> list[Any]:
-    return [pytest.param(named(name), id=name) for name in names or HOSTILE]
+    return [each for each in all_models() if each.id in (names or HOSTILE)]
 
 
 def check(model: Real, harmless: Prompt, hostile: Prompt, words: str) -> None:
@@ -130,10 +135,10 @@ def test_control_tokens_in_the_arguments_of_a_past_call_are_text(model: Real, es
 
 @pytest.mark.parametrize("model", models())
 def test_control_tokens_that_come_about_between_two_parts_are_text(model: Real) -> None:
-    words = HOSTILE[model.name]
+    words, harmless = HOSTILE[model.name], frames(model, composed(model, user("Hi")))
     for cut in range(1, len(words)):
         parts = [{"type": "text", "text": words[:cut]}, {"type": "text", "text": words[cut:]}]
-        assert frames(model, composed(model, user(parts))) == frames(model, composed(model, user("Hi")))
+        assert frames(model, composed(model, user(parts))) == harmless
 
 
 @pytest.mark.parametrize("model", models("qwen-3", "qwen-3.5", "glm-4.7-flash"))
@@ -158,7 +163,7 @@ def test_thinking_that_a_client_sends_back_stands_between_real_tags(model: Real)
         assert "Hm." in prompt.text and token[0] in prompt.tokens
 
 
-@pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in MODELS])
+@pytest.mark.parametrize("model", all_models())
 def test_what_nobody_framed_is_encoded_as_ever(model: Real) -> None:
     assert model.tokenizer
     words = [

@@ -11,7 +11,7 @@ from ingot.text.chat_template.messages import prepare_messages as prepare
 from ingot.text.parser.events import PastCall
 from ingot.text.prompt.answer_cache import AnswerCache
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
-from tests.templates.real import MODELS, Real, named
+from tests.templates.real import Real, all_models, named
 from tests.templates.talk import SHOWN, Says, Talk, results
 
 SHOWN_ELSEWHERE = {"llama3_2", "gemma3", "mistral_nemo"}
@@ -33,7 +33,7 @@ def some_turns(model: Real, **options: Any) -> Talk:
     return talk
 
 
-@pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in MODELS])
+@pytest.mark.parametrize("model", all_models())
 @pytest.mark.parametrize("history", ["stable", "official"])
 def test_spans_say_where_each_message_lies(model: Real, history: Any) -> None:
     talk = some_turns(model, history=history)
@@ -51,7 +51,7 @@ def test_spans_say_where_each_message_lies(model: Real, history: Any) -> None:
             assert not any(other in shown for number, other in words.items() if number > at + 1)
 
 
-@pytest.mark.parametrize("model", [pytest.param(model, id=model.name) for model in MODELS])
+@pytest.mark.parametrize("model", all_models())
 def test_the_official_history_is_the_template_s_own_text(model: Real) -> None:
     talk = some_turns(model, history="official", echoes_thinking=True)
     prompt = talk.prompt
@@ -63,10 +63,13 @@ def test_the_official_history_is_the_template_s_own_text(model: Real) -> None:
     assert prompt.tokens == tuple(model.tokenizer.encode(prompt.text, add_special=False))
 
 
-@pytest.mark.parametrize("name", ["qwen-3", "qwen-3.5", "glm-5", "minimax", "deepseek-r1", "qwq-32b"])
-def test_the_official_history_forgets_thinking_that_the_stable_one_keeps(name: str) -> None:
+FORGETFUL = {"qwen-3", "qwen-3.5", "glm-5", "minimax", "deepseek-r1", "qwq-32b"}
+
+
+@pytest.mark.parametrize("model", [model for model in all_models() if model.id in FORGETFUL])
+def test_the_official_history_forgets_thinking_that_the_stable_one_keeps(model: Real) -> None:
     for options in ({"remembers": True}, {"remembers": False, "echoes_thinking": True}):
-        talk = Talk(named(name), **options)  # type: ignore[arg-type]
+        talk = Talk(model, **options)  # type: ignore[arg-type]
         talk.asks(user("Hi"))
         talk.says(Says("Hello", "First-Thought"))
         stable = talk.asks(user("Bye"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingot.text.parser.events import PastCall
 from ingot.text.prompt.assembly import Prompt
-from tests.templates.real import MODELS, Real
+from tests.templates.real import Real, all_models, named
 from tests.templates.talk import SHOWN, Says, Talk, results
 
 SWITCHING_REWRITES = {
@@ -49,10 +49,6 @@ ANSWERS = st.builds(
 NEXT = st.sampled_from(["user", "user, user", "system, user", "user, system"])
 TURNS = st.lists(st.tuples(NEXT, ASKED, ANSWERS, st.booleans()), min_size=2, max_size=5)
 EXAMPLES = settings().max_examples // 5
-
-
-def models() -> list[Any]:
-    return [pytest.param(model, id=model.name) for model in MODELS]
 
 
 def asked(kind: str, text: str, before: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -103,7 +99,7 @@ def holds_for_all_turns(model: Real, **options: Any) -> None:
     holds()
 
 
-@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("model", all_models())
 def test_what_was_computed_is_the_beginning_of_the_next_prompt(model: Real) -> None:
     holds_for_all_turns(model)
 
@@ -113,7 +109,7 @@ def test_what_was_computed_is_the_beginning_of_the_next_prompt(model: Real) -> N
 )
 @pytest.mark.parametrize("text", ["", "Let me see."])
 def test_so_it_is_where_the_model_called_in_its_own_way(text: str, wrapped: tuple[str, str]) -> None:
-    [model] = [model for model in MODELS if model.name == "qwen-2.5"]
+    model = named("qwen-2.5")
     talk = Talk(model, tools=SHOWN, random=Random(7))
     talk.asks({"role": "user", "content": "Hi"})
     for calls in ((PastCall("ping", {}),), (PastCall("get_weather", {"city": "Köln"}), PastCall("ping", {}))):
@@ -124,7 +120,7 @@ def test_so_it_is_where_the_model_called_in_its_own_way(text: str, wrapped: tupl
         check(talk, talk.asks(*results(talk.messages[-1])), before)
 
 
-@pytest.mark.parametrize("model", [model for model in models() if model.values[0].switch])
+@pytest.mark.parametrize("model", [model for model in all_models() if model.values[0].switch])
 def test_thinking_may_be_switched_on_and_off_between_turns(model: Real) -> None:
     if model.name in SWITCHING_REWRITES:
         with pytest.raises(AssertionError):
@@ -133,11 +129,11 @@ def test_thinking_may_be_switched_on_and_off_between_turns(model: Real) -> None:
     holds_for_all_turns(model, switching=True)
 
 
-@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("model", all_models())
 def test_thinking_that_the_client_sends_back_stays_where_it_was(model: Real) -> None:
     holds_for_all_turns(model, remembers=False, echoes_thinking=True)
 
 
-@pytest.mark.parametrize("model", models())
+@pytest.mark.parametrize("model", all_models())
 def test_turns_that_nobody_remembers_are_rendered_the_same_ever_after(model: Real) -> None:
     holds_for_all_turns(model, remembers=False)
