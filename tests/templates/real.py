@@ -151,6 +151,6 @@ def named(name: str) -> Real:
 
 
 def all_models() -> list[Any]:
-    """As the parameters of a test. Those that share a family's template, or a tokenizer's kind, with another are slow."""
+    """As the parameters of a test. Those whose template or tokenizer is much like another's are slow."""
     slow = [pytest.mark.slow]
     return [pytest.param(each, id=each.name, marks=() if each.name in QUICK else slow) for each in MODELS]
