@@ -34,7 +34,7 @@ from ingot.text.tool_formats.registry import FORMATS, format_by_name
 from ingot.text.tool_formats.rendering import render_calls
 from tests.text.grammar.walks import Walker, byte_tokenizer
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 CALLING = [table.name for table in FORMATS if table.can_call]
 WEATHER: dict[str, Any] = {
     "type": "object",

@@ -106,7 +106,7 @@ def read(format: Format, one: GrammarTool, text: str) -> Any:
     return json.loads("".join(event.fragment for event in events if isinstance(event, ToolCallArguments)))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("value", VALUES, ids=json.dumps)
 @pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
 @pytest.mark.parametrize("name", OWN_NOTATION)
@@ -117,6 +117,7 @@ def test_a_forced_call_keeps_to_what_the_schema_says(made: Make, name: str, stri
             jsonschema.validate(found, dict(one.parameters))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
 @pytest.mark.parametrize("name", OWN_NOTATION)
 @pytest.mark.parametrize(

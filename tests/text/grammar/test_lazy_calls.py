@@ -108,7 +108,7 @@ def spelled(parts: tuple[Any, ...]) -> str:
     )
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
 @pytest.mark.parametrize(("name", "begun"), [(name, begun) for name in CALLING for begun in beginnings(name)])
 def test_whatever_follows_the_beginning_of_a_call_it_parses_back_as_complete_calls(

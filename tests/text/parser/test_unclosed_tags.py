@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.text.parser.events import ContentDelta, ParsedEvent, PastCall, ToolCallBegan, merge_events
@@ -112,8 +112,8 @@ def test_the_values_of_a_strict_tool_are_taken_as_a_grammar_writes_them(format: 
     assert summary(parsed(format, [render_calls(format, [file])], strict)) == called(file)
 
 
+@pytest.mark.sampled(3)
 @every_tagged_format
-@settings(max_examples=40)
 @given(data=st.data())
 def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.DataObject) -> None:
     text = render_calls(format, [PARIS, OSLO, PastCall("write_file", {"path": "a", "content": "x\ny"}), PING])
@@ -200,6 +200,7 @@ def test_text_streams_up_to_the_first_marker() -> None:
     assert not any(isinstance(event, ContentDelta) for event in events)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "unit"),
     [

@@ -16,6 +16,8 @@ from tests.text.work import spent
 
 REAL = ["qwen-2.5", "deepseek-v3", "glm-4.7-flash", "jiutian-139moe-chat"]
 MADE = ["llama-like", "gemma-like"]
+SLOW = {"deepseek-v3", "glm-4.7-flash"}  # spelled as qwen-2.5 is
+ALL = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in REAL + MADE]
 Loader = Callable[[str], Tokenizer]
 share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 TEXTS = [
@@ -55,7 +57,7 @@ def mixed_ids(tokenizer: Tokenizer, data: st.DataObject) -> list[int]:
     return [id for part in parts for id in part]
 
 
-@pytest.mark.parametrize("name", REAL + MADE)
+@pytest.mark.parametrize("name", ALL)
 @share_fixtures
 @given(data=st.data())
 def test_the_pieces_make_up_what_decoding_all_at_once_gives(load: Loader, name: str, data: st.DataObject) -> None:
@@ -64,7 +66,7 @@ def test_the_pieces_make_up_what_decoding_all_at_once_gives(load: Loader, name: 
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("name", REAL + MADE)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("text", TEXTS)
 def test_real_text_never_shows_half_a_character(load: Loader, name: str, text: str) -> None:
     tokenizer = load(name)
