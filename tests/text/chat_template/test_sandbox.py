@@ -17,7 +17,7 @@ from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.chat_template.render_limits import UNBOUNDED_METHODS, RenderLimits
 from ingot.text.chat_template.sandbox import TextRun, ThinkingContent
 
-TIGHT = RenderLimits(steps=20_000, value=1 << 20, made=1 << 23, output=1 << 20, seconds=2.0)
+TIGHT = RenderLimits(steps=12_000, value=1 << 20, made=1 << 23, output=1 << 20, seconds=2.0)
 GO = [{"role": "user", "content": "go"}]
 
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.grammar.calls import CallChoice, ForcedCall, GrammarTool
@@ -131,7 +131,7 @@ def calls(events: list[ParsedEvent]) -> list[tuple[str, Any]]:
                 assert event.complete
     for name, arguments in found:
         assert isinstance(arguments, dict)
-        jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
+        Draft202012Validator(dict(BY_NAME[name].parameters)).validate(arguments)
     return found
 
 
@@ -225,7 +225,7 @@ def test_any_other_form_of_a_call_is_out_of_reach_of_a_free_answer(made: Make, n
             matcher.accept(token)
             accepted.append(token)
         for name, arguments in complete_calls(parsed(format, written(format, tokenizer, accepted))):
-            jsonschema.validate(arguments, dict(BY_NAME[name].parameters))
+            Draft202012Validator(dict(BY_NAME[name].parameters)).validate(arguments)
 
 
 def test_a_letter_is_not_begun_as_an_escape_that_could_only_end_as_a_control_character(made: Make) -> None:

@@ -306,6 +306,7 @@ def test_many_threads_may_share_a_tokenizer(real: Loader) -> None:
         assert list(pool.map(round_trip, texts)) == texts
 
 
+@pytest.mark.slow  # as it measures time, of another language
 @pytest.mark.parametrize("unit", ["a" * 30, " " * 30, "日" * 10, "<|im_end|>" * 3])
 def test_a_huge_text_takes_no_longer_for_each_character(real: Loader, unit: str) -> None:
     tokenizer = real("qwen-2.5")
