@@ -60,9 +60,12 @@ def typed_tags(mark: str, section: str, prefix: str = "") -> CallForm:
 
 
 def assigned_tags(**options: Any) -> tuple[Part, ...]:
-    """Tags that a name is assigned to: `<function=f>`, and in it `<parameter=x>` for each argument."""
-    parameters = TextParameters("<parameter=", (KeyClose(">"),), "</parameter>", "</function>", **options)
-    return "<function=", Name(), TagEnd(">"), Gap("\n"), parameters
+    """Tags that a name is assigned to: `<function=f>`, and in it `<parameter=x>` for each argument. Where values are on
+    lines of their own, the line's end may close a tag."""
+    line = options.get("frame", "")
+    closes = (KeyClose(">"), *((KeyClose(line, written=False),) if line else ()))
+    parameters = TextParameters("<parameter=", closes, "</parameter>", "</function>", **options)
+    return "<function=", Name(), TagEnd(">", instead=line), Gap("\n"), parameters
 
 
 def keys_and_values(end: str, before: str = "", behind: str = "", **options: Any) -> TextParameters:

@@ -308,10 +308,10 @@ def test_text_parameters_keep_any_text_but_their_closing_tag(made: Make, name: s
     assert json.loads(fragment) == {"text": value}
 
 
-@pytest.mark.parametrize("name", ["gemma4", "lfm2", "pythonic", "function-gemma"])
-def test_parameters_may_have_any_name_where_keys_are_bare(made: Make, name: str) -> None:
+@pytest.mark.parametrize("name", ["gemma4", "lfm2", "kimi-k3", "pythonic", "function-gemma"])
+def test_parameters_may_have_any_name_where_keys_are_bare_or_escaped(made: Make, name: str) -> None:
     format, tokenizer = format_by_name(name), vocabulary(False)
-    arguments = {"größe": 3, "a b": 1, "3d": 2, "x-y.z": 4}
+    arguments = {"größe": 3, "a b": 1, "3d": 2, "x-y.z": 4, "&amp": 5} | ({'R&D"': 6} if name == "kimi-k3" else {})
     schema = {"properties": {key: {"type": "integer"} for key in arguments}, "required": [*arguments]}
     tool = GrammarTool("note", {"type": "object", "additionalProperties": False, **schema}, strict=True)
     text = render_calls(format, [PastCall("note", arguments)])

@@ -141,7 +141,7 @@ BROKEN = {
     "deepseek-v3.2": '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city>Paris</｜DSML｜parameter>\n'
     "</｜DSML｜invoke>",
     "seed-oss": "<function=get_weather>\n<parameter=city>Paris</parameter> and more\n</function>",
-    "qwen3-coder": "<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>",
+    "qwen3-coder": "<function=get_weather>\n<parameter=city Paris</parameter>\n</function>",
     "glm": "get_weather\n<arg_key>city</arg_key>Paris</arg_value>\n</tool_call>",
     "muse": '<atem:invoke name="get_weather">\n<atem:parameter name="city">Paris</atem:parameter>!</atem:invoke>',
 }

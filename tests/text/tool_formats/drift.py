@@ -245,6 +245,7 @@ OBJECTS = [
     Case("qwen3-coder", f"<function=get_weather>{ARGUMENTS}</function> So.", [PARIS, says("So.")]),
     Case("qwen", f"<tool_call><function=get_weather>{ARGUMENTS}</function></tool_call>", [PARIS]),
     Case("glm", f"<tool_call>get_weather\n{ARGUMENTS}</tool_call>", [PARIS]),
+    Case("glm", _HERMES_CALL, [PARIS]),
     Case(
         "qwen3-coder",
         '<function=get_weather>{"city": "Par',
