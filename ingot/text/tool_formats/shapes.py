@@ -130,6 +130,13 @@ TOOL_CODE = replace(
     call=(Maybe("print("), Maybe("default_api."), Name(), Gap(), Arguments(PYTHON), Maybe(")")),
     closing=_FENCE_END,
 )
+TOOL_CODE_LINE = replace(
+    BARE_JSON,
+    opening=("tool_code", Gap(" "), "=", Gap(" ")),
+    call=(Maybe("default_api."), Name(), Gap(), Arguments(PYTHON)),
+    joint=None,
+    closing=(Gap("\n"), "print(tool_code)"),
+)
 
 UNMARKED_FORMS = (
     *(BARE_JSON, BARE_JSON_ARRAY, FENCED_JSON, FENCED_JSON_ARRAY, FENCED_TAGS, TOOLS_TAGS, TOOLS_ARRAY),

@@ -77,9 +77,9 @@ def finished(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Rando
 
 
 def all_closers(format: Format) -> list[str]:
-    """Of all its forms, and not of the first alone."""
+    """Of all its forms, and not of the first alone, but for those that could begin a key."""
     found = [one for form in format.forms for one in closers(replace(format, forms=(form,)))] or closers(format)
-    return [one for one in found if one != "```"]
+    return [one for one in found if one not in ("```", "print(tool_code)")]
 
 
 def beginnings(name: str) -> list[str]:
