@@ -95,7 +95,7 @@ class Walker:
         open_to = set(choices)
         for begun, _, closer in sorted(ways, reverse=True):
             beginnings = (closer[begun:end] for end in range(begun + 1, len(closer) + 1))
-            if fitting := [token for text in beginnings if (token := self._by_bytes.get(text)) in open_to]:
+            if fitting := [token for text in beginnings if (token := self._by_bytes.get(text, -1)) in open_to]:
                 return min(fitting)
         return choices[0]
 
