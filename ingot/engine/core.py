@@ -249,6 +249,7 @@ class GenerationWorkload:
             self._kv_events.publish_changes()
 
     def rest(self) -> None:
+        self._flush()  # what failed behind the last step: the loop may wait for a message now
         self._drop_pending_step()
         self._drop_unused()
         try:

@@ -108,6 +108,7 @@ def nameless(path: str) -> str:
     return re.sub(r"\{[^}]*\}", "{}", path)
 
 
+@cache
 def variables() -> set[str]:
     """Every INGOT_ variable of a setting, and every other one that the sources read."""
     sources = [*(ROOT / "ingot").rglob("*.py"), *(ROOT / "native" / "src").glob("*.cpp")]

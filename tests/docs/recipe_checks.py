@@ -1,8 +1,11 @@
-"""What the recipes of CONTRIBUTING.md add, used. Each function runs in a process whose package has followed them."""
+"""What the recipes of CONTRIBUTING.md add, used. Runs in a process whose package has followed them."""
 
 from __future__ import annotations
 
+import json
 import os
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,3 +83,24 @@ def check_setting() -> None:
     os.environ["INGOT_GREETING"] = "salut"
     assert greeting() == "salut"
     assert greeting("--greeting", "hola") == "hola"
+
+
+CHECKS = {
+    "tool_format": check_tool_format,
+    "codec": check_codec,
+    "proposer": check_proposer,
+    "metric": check_metric,
+    "setting": check_setting,
+}
+
+
+def failure(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except Exception:
+        return traceback.format_exc()
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: failure(check) for name, check in CHECKS.items()}))

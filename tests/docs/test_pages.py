@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ GENERATED = {"dist/", "ingot/cli/NAME.py"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
+@cache
 def bench_flags() -> set[str]:
     return {flag for path in (ROOT / "bench").glob("*.py") for flag in FLAG.findall(path.read_text())}
 
@@ -130,15 +132,19 @@ def paths(text: str) -> set[str]:
     return set(re.findall(r"`((?:[\w.-]+/)+(?:[\w.-]+\.(?:py|cpp|h|md|json|toml))?|[a-z_]+\.py)`", text))
 
 
+@cache
+def packages() -> list[Path]:
+    return [folder for folder in (ROOT / "ingot").rglob("*") if folder.is_dir()]
+
+
 @pages
 def test_every_path_on_a_page_is_there(page: Path) -> None:
     named = paths(page.read_text()) - GENERATED
-    packages = [folder for folder in (ROOT / "ingot").rglob("*") if folder.is_dir()]
     missing = [
         path
         for path in sorted(named)
         if not any((folder / path).exists() for folder in (ROOT, ROOT / "ingot", page.parent))
-        and not ("/" not in path.rstrip("/") and any((package / path).exists() for package in packages))
+        and not ("/" not in path.rstrip("/") and any((package / path).exists() for package in packages()))
     ]
     assert not missing
 

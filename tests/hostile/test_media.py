@@ -34,11 +34,14 @@ NAMED = {"invalid_media", "unsupported_parameter", "invalid_value", "context_len
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Engine, str]]:
+def served() -> Iterator[tuple[Engine, httpx.Client]]:
+    """No answer waits for an idle engine to look around by itself."""
     engine = start_engine(settings(), MODEL, name="vision", source="foundry")
     try:
-        with running(engine, settings()) as url:
-            yield engine, url
+        with pytest.MonkeyPatch.context() as patch, running(engine, settings()) as url:
+            patch.setattr("ingot.engine.loop.BEAT_S", 100.0)
+            with httpx.Client(base_url=url, timeout=60) as client:
+                yield engine, client
     finally:
         engine.close()
 
@@ -128,18 +131,18 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(url: str, part: dict[str, Any], **more: Any) -> httpx.Response:
+def asked(client: httpx.Client, part: dict[str, Any], **more: Any) -> httpx.Response:
     content = [part, {"type": "text", "text": "What is it?"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2, "temperature": 0, **more}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    return client.post("/v1/chat/completions", json=body)
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_it_is_answered_or_refused_by_name(served: tuple[Engine, str], name: str) -> None:
-    engine, url = served
+def test_it_is_answered_or_refused_by_name(served: tuple[Engine, httpx.Client], name: str) -> None:
+    engine, client = served
     if name.startswith("file:"):
         pytest.importorskip("pypdfium2")
-    made = asked(url, PARTS[name])
+    made = asked(client, PARTS[name])
     assert made.status_code in (200, 400), made.text
     if made.status_code == 400:
         error = made.json()["error"]
@@ -147,14 +150,14 @@ def test_it_is_answered_or_refused_by_name(served: tuple[Engine, str], name: str
     assert engine.status() == []
 
 
-def test_nothing_is_left_of_all_of_them(served: tuple[Engine, str]) -> None:
-    engine, url = served
+def test_nothing_is_left_of_all_of_them(served: tuple[Engine, httpx.Client]) -> None:
+    engine, client = served
     names = [name for name in PARTS if not name.startswith("file:")]
     for name in names:
-        asked(url, PARTS[name])
+        asked(client, PARTS[name])
     threads = threading.active_count()
     for name in names:
-        asked(url, PARTS[name])
+        asked(client, PARTS[name])
     assert threading.active_count() <= threads and engine.status() == []
     looks = engine._generation._vision
     assert looks is not None and not looks._encodings
@@ -162,13 +165,13 @@ def test_nothing_is_left_of_all_of_them(served: tuple[Engine, str]) -> None:
 
 
 def test_a_picture_that_takes_more_memory_than_is_set_aside_is_refused_before_anything_is_unpacked(
-    served: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Engine, httpx.Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, url = served
+    engine, client = served
     monkeypatch.setattr(worker.pixel_pool, "_lent", 100_000_000)
     monkeypatch.setattr(worker.pixel_pool, "stream", lambda *given: pytest.fail("it was unpacked"))
     large = saved(Image.new("L", (4000, 4000)), "png", compress_level=1)
-    made = asked(url, {"type": "image_url", "image_url": {"url": data_url(large)}})
+    made = asked(client, {"type": "image_url", "image_url": {"url": data_url(large)}})
     error = made.json()["error"]
     assert (made.status_code, error["code"]) == (413, "request_too_large")
     assert "at most 2343 by 2343, or serve the model with more --memory" in error["message"], error["message"]
@@ -176,14 +179,15 @@ def test_a_picture_that_takes_more_memory_than_is_set_aside_is_refused_before_an
 
 
 @pytest.mark.parametrize("begin", range(0, 30, 15))
-def test_mutated_pictures_clips_and_pdfs_are_answered_or_refused(served: tuple[Engine, str], begin: int) -> None:
-    engine, url = served
+def test_mutated_pictures_clips_and_pdfs_are_answered_or_refused(
+    served: tuple[Engine, httpx.Client], begin: int
+) -> None:
+    engine, client = served
     files = [mutated(number) for number in range(begin, begin + 15)]
-    with httpx.Client(base_url=url, timeout=60) as client:
-        for file in files:
-            if not file.kind.startswith("audio"):
-                made = client.post("/v1/chat/completions", json=shown(file))
-                assert made.status_code in (200, 400, 413), made.text
+    for file in files:
+        if not file.kind.startswith("audio"):
+            made = client.post("/v1/chat/completions", json=shown(file))
+            assert made.status_code in (200, 400, 413), made.text
     assert engine.status() == [] and worker.pixel_pool.booked == worker.header_pool.booked == 0
 
 
@@ -197,7 +201,7 @@ def test_mutated_sounds_are_heard_or_refused() -> None:
                 assert made.status_code in (200, 400), made.text
 
 
-def test_a_stream_says_at_its_end_what_could_not_be_unpacked(served: tuple[Engine, str]) -> None:
-    _, url = served
-    made = asked(url, PARTS["picture: truncated"], stream=True)
+def test_a_stream_says_at_its_end_what_could_not_be_unpacked(served: tuple[Engine, httpx.Client]) -> None:
+    _, client = served
+    made = asked(client, PARTS["picture: truncated"], stream=True)
     assert made.status_code == 400 or "cannot be unpacked" in made.text, made.text

@@ -89,6 +89,21 @@ MODELS: Final = (
     Real("smollm2-135m", "llama", ends=("<|im_end|>",)),
 )
 
+QUICK: Final = {
+    "qwen-3",
+    "qwen-3.5",
+    "deepseek-r1",
+    "deepseek-v3.1",
+    "glm-4.7-flash",
+    "glm-5.2",
+    "minimax",
+    "llama3_2",
+    "gemma3",
+    "mistral_nemo",
+    "smollm2-135m",
+}
+"""One model or two for each way of writing calls, thinking and system messages."""
+
 
 @cache
 def _loaded(model: Real) -> Tokenizer:
@@ -133,3 +148,9 @@ def _folder(name: str) -> Path:
 
 def named(name: str) -> Real:
     return next(model for model in MODELS if model.name == name)
+
+
+def all_models() -> list[Any]:
+    """As the parameters of a test. Those whose template or tokenizer is much like another's are slow."""
+    slow = [pytest.mark.slow]
+    return [pytest.param(each, id=each.name, marks=() if each.name in QUICK else slow) for each in MODELS]

@@ -44,6 +44,28 @@ def work(run: Callable[[], object]) -> int:
     return calls + sum(map(len, texts.values()))
 
 
+def steps(run: Callable[[], object]) -> int:
+    """Python's instructions in `ingot.text` while `run` runs: for loops over what is no text."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, given: Any) -> Any:
+        nonlocal count
+        if event == "call":
+            if not frame.f_globals.get("__name__", "").startswith(ROOM):
+                return None
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count += event == "opcode"
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
 def spent(run: Callable[[], object]) -> float:
     """Processor time of the fastest of a few runs, for what other languages do: good for ratios alone."""
 

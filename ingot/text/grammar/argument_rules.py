@@ -177,10 +177,10 @@ class TextParameterRules:
         return lark_sequence([*written, self._rules.literal(self._part.end)])
 
     def _key(self, name: str) -> str:
-        ends = [close.text for close in self._part.key_closes]
-        if not name.isprintable() or not name or any(end in name for end in ends):
+        ends, written = [close.text for close in self._part.key_closes], self._part.write_key(name)
+        if not name.isprintable() or not name or any(end in written for end in ends):
             raise BadRequest(f"The parameter name {name!r} cannot be written in this model's tool format.")
-        return self._rules.literal(name)
+        return self._rules.literal(written)
 
     def _parameter(self, member: SchemaMember, key: str) -> str:
         rules, part = self._rules, self._part

@@ -355,6 +355,11 @@ def _call_beginning_patterns(form: CallForm, tools: Sequence[GrammarTool]) -> It
     if form.opening and isinstance(form.opening[0], str):
         yield pattern_anywhere(exact_pattern(form.opening[0]))
     leading = form.leading(opened=False)
+    if form.repeats and not form.closing:
+        # Right behind a call, where every text begins.
+        yield from (pattern_anywhere(exact_pattern(marker)) for marker in form.name_markers)
+        if leading is not None:
+            yield r"[ \t\r\n]*" + _unmarked_call_pattern(form.call, tools)
     if leading is not None and form.unopened != "never":
         # Within a line, too: behind a word or a sentence it begins a call as well.
         yield pattern_anywhere(exact_pattern(leading))

@@ -118,11 +118,21 @@ class CallReader:
         yield from self._reader.gap()
         if (leading := form.leading(opened=False)) is not None:
             return (yield from self._reader.sees(leading))
+        if form.repeats:
+            return (yield from self._sees_name(form.name_markers))
         # A name comes first: where only white space sets calls apart, there is one unless the form is closed.
         closing = next((part for part in form.closing if isinstance(part, str)), None)
         if joint or closing is None:
             return True
         return not ((yield from self._reader.sees(closing)) or self._reader.cut_short((closing,)))
+
+    def _sees_name(self, markers: tuple[str, ...]) -> Steps[bool]:
+        """Whether a function's name and one of the markers come next."""
+        self._reader.start_lookahead()
+        name = yield from self._reader.run(_FUNCTION_NAME, LONGEST_FUNCTION_NAME)
+        found = bool(name) and (yield from self._reader.next_in_turn((markers,)))
+        self._reader.undo_lookahead()
+        return found
 
     def _closing(self, form: CallForm) -> Steps[None]:
         reader = self._reader
@@ -221,6 +231,8 @@ class CallReader:
 
     def _tag_end(self, part: TagEnd, draft: CallDraft) -> Steps[None]:
         if (yield from self._reader.literal(part.text)):
+            return
+        if part.instead and (yield from self._reader.sees(part.instead)):
             return
         if (yield from self._reader.one_of(part.alone)) is None:
             raise FormMismatch

@@ -50,6 +50,8 @@ class TaggedArgumentReader:
         ends = (part.end, *closing)
         following = (part.key_open, *ends)
         yield from reader.gap()
+        if part.close_optional and (yield from reader.literal(part.value_close)):  # of no value
+            yield from reader.gap()
         tagged = object_tags is not None and (yield from reader.literal(object_tags[0]))
         if tagged:
             yield from reader.gap()
@@ -77,6 +79,8 @@ class TaggedArgumentReader:
                 self._emitter.fragment(f"{', ' if read_keys else '{'}{json.dumps(key, ensure_ascii=False)}: ")
                 read_keys.add(key)
                 value = TextValue(self._kinds(draft, key, close), part.frame, self._emitter.fragment)
+                if close.text == part.frame:
+                    value.write(part.frame)
                 missing = self._missing_keys(part, draft, read_keys)
                 found = yield from _ParameterReader(reader, self._unclosed, markers, value, draft, part, missing).read()
         self._emitter.fragment("}" if read_keys else "{}")
@@ -142,7 +146,7 @@ class TaggedArgumentReader:
 
     def _missing_keys(self, part: TextParameters, draft: CallDraft, read_keys: set[str]) -> tuple[str, ...]:
         keys = self._properties(draft) - read_keys
-        return tuple(f"{part.key_open}{key}{close.text}" for key in keys for close in part.key_closes)
+        return tuple(f"{part.key_open}{part.write_key(key)}{close.text}" for key in keys for close in part.key_closes)
 
     def _key(self, part: TextParameters, markers: ValueMarkers, draft: CallDraft) -> Steps[tuple[str, KeyClose]]:
         """A key. At a marker of calls within it, what was to close it is missing, and the call breaks."""
@@ -153,7 +157,7 @@ class TaggedArgumentReader:
         found = yield from reader.until(markers.also(*closes), LONGEST_KEY)
         if found is not None and found[1] in closes:
             reader.keep_lookahead()
-            key, close = found[0], closes[found[1]]
+            key, close = part.read_key(found[0]), closes[found[1]]
             types = yield from self._type_tag(part)
             return key, close if types is None else replace(close, kinds=types)
         if found is not None:

@@ -92,7 +92,7 @@ def _part_pattern(part: Part, closing: tuple[str, ...]) -> str:
         case Name():
             return _NAME
         case TagEnd():
-            return re.escape(part.text)
+            return f"(?:{re.escape(part.text)}|(?={re.escape(part.instead)}))" if part.instead else re.escape(part.text)
         case Ordinal():
             return f"(?:{re.escape(part.before)}[\\w\\-]*{re.escape(part.after)})?"
         case CallId():

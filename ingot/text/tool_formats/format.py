@@ -51,6 +51,7 @@ class TagEnd:
 
     text: str
     alone: tuple[str, ...] = ("/>", " />")
+    instead: str = ""  # what follows the name where models forget it; not part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class TextParameters:
     A `value_close` counts only where the next parameter, the end or the form's closing follows, so a value may
     hold the tag itself. `frame`, a line break, is written around each value and removed again, once at each end; after
     a value that does not begin with it, it belongs to the value. One JSON object instead of them all is understood
-    too, and so is a key without a value, which is ignored.
+    too, and so is a key without a value, which is ignored. A `frame` that closes a key, too, is part of the value.
     """
 
     key_open: str
@@ -116,6 +117,17 @@ class TextParameters:
     # Models forget it so often before the next parameter that the tool has, or the end, that it is assumed forgotten
     # at once. In other families a value may be text that goes on behind them: see `parser/unclosed_tags.py`.
     close_optional: bool = False
+    key_escapes: tuple[tuple[str, str], ...] = ()  # characters of a key, and how they are written
+
+    def write_key(self, key: str) -> str:
+        for character, text in self.key_escapes:
+            key = key.replace(character, text)
+        return key
+
+    def read_key(self, written: str) -> str:
+        for character, text in reversed(self.key_escapes):
+            written = written.replace(text, character)
+        return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +166,8 @@ class CallForm:
     - A closing that is missing costs nothing: by then the call is complete.
     - A call without its opening (`unopened`, or an opening that is no marker: `bare`) must name one of the tools;
       `bare` ones must also begin a line outside of fenced code, others one where only that separates them from prose.
-    - `repeats`: some models write several calls under an opening that we write for each.
+    - `repeats`: some models write several calls under an opening that we write for each. Where a name comes first, one
+      of the `name_markers` shows that there is another.
     - `opening_in_prompt`: the answer may begin right after the opening.
     - `whole`: a call only once all of it is read, and text if it turns out otherwise, as examples have the same form.
       A call that a limit cuts off, or that grows too long to be held back, is one all the same.
@@ -191,6 +204,14 @@ class CallForm:
                 case _:
                     return tuple(found)
         return tuple(found)
+
+    @property
+    def name_markers(self) -> tuple[str, ...]:
+        """What a name that comes first may be followed by, and no word of a text."""
+        behind = self.call[1:] if isinstance(self.call[0], Name) else ()
+        return tuple(
+            part.text if isinstance(part, Maybe) else part.marker for part in behind if isinstance(part, Maybe | CallId)
+        )
 
     def literals(self) -> Iterator[str]:
         for part in (*self.opening, *self.call, *self.closing):

@@ -61,6 +61,7 @@ MISTRAL_ARRAY = array_form("[TOOL_CALLS]", Gap(" "))
 MISTRAL_NAMED_CALL = CallForm(
     opening=("[TOOL_CALLS]", Gap()),
     call=(Name(), CallId("[CALL_ID]"), Maybe("[ARGS]", written=True), Gap(), Arguments(JSON)),
+    repeats=True,
 )
 
 MISTRAL = Format(

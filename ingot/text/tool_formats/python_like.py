@@ -17,7 +17,7 @@ from ingot.text.tool_formats.format import (
     Name,
     unescaped_notation,
 )
-from ingot.text.tool_formats.shapes import GEMMA_THINK, THINK, TOOL_CODE, array_form
+from ingot.text.tool_formats.shapes import GEMMA_THINK, THINK, TOOL_CODE, TOOL_CODE_LINE, array_form
 
 _PYTHON_CALL = (Name(), Gap(), Arguments(PYTHON))
 
@@ -74,7 +74,7 @@ def _gemma_form(opening: str, quote: str, closing: str) -> CallForm:
 
 GEMMA4 = Format(
     "gemma4",
-    (_gemma_form("<|tool_call>", '<|"|>', "<tool_call|>"), TOOL_CODE),
+    (_gemma_form("<|tool_call>", '<|"|>', "<tool_call|>"), TOOL_CODE, TOOL_CODE_LINE),
     GEMMA_THINK,
     signs=(("<|tool_call>", "<tool_call|>"),),
     model_types=("gemma4", "gemma4_text"),

@@ -84,7 +84,7 @@ def _render_parameters(part: TextParameters, arguments: Mapping[str, Any]) -> st
         opening = f"\n{part.value_open}" if part.value_open else ""
         close = _key_close(part, value)
         framed = f"{part.frame}{text}{part.frame}"
-        written.append(f"{part.key_open}{key}{close.text}{opening}{framed}{part.value_close}\n")
+        written.append(f"{part.key_open}{part.write_key(key)}{close.text}{opening}{framed}{part.value_close}\n")
     return "".join(written) + part.end
 
 

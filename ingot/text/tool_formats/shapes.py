@@ -60,9 +60,12 @@ def typed_tags(mark: str, section: str, prefix: str = "") -> CallForm:
 
 
 def assigned_tags(**options: Any) -> tuple[Part, ...]:
-    """Tags that a name is assigned to: `<function=f>`, and in it `<parameter=x>` for each argument."""
-    parameters = TextParameters("<parameter=", (KeyClose(">"),), "</parameter>", "</function>", **options)
-    return "<function=", Name(), TagEnd(">"), Gap("\n"), parameters
+    """Tags that a name is assigned to: `<function=f>`, and in it `<parameter=x>` for each argument. Where values are on
+    lines of their own, the line's end may close a tag."""
+    line = options.get("frame", "")
+    closes = (KeyClose(">"), *((KeyClose(line, written=False),) if line else ()))
+    parameters = TextParameters("<parameter=", closes, "</parameter>", "</function>", **options)
+    return "<function=", Name(), TagEnd(">", instead=line), Gap("\n"), parameters
 
 
 def keys_and_values(end: str, before: str = "", behind: str = "", **options: Any) -> TextParameters:
@@ -126,6 +129,13 @@ TOOL_CODE = replace(
     opening=("```tool_code", Gap("\n")),
     call=(Maybe("print("), Maybe("default_api."), Name(), Gap(), Arguments(PYTHON), Maybe(")")),
     closing=_FENCE_END,
+)
+TOOL_CODE_LINE = replace(
+    BARE_JSON,
+    opening=("tool_code", Gap(" "), "=", Gap(" ")),
+    call=(Maybe("default_api."), Name(), Gap(), Arguments(PYTHON)),
+    joint=None,
+    closing=(Gap("\n"), "print(tool_code)"),
 )
 
 UNMARKED_FORMS = (

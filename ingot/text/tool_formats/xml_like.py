@@ -93,7 +93,7 @@ SEED_OSS = Format(
 
 GLM = Format(
     "glm",
-    (CallForm(opening=("<tool_call>", Gap()), call=(Name(), Gap("\n"), keys_and_values("tool_call"))),),
+    (CallForm(opening=("<tool_call>", Gap()), call=(Name(), Gap("\n"), keys_and_values("tool_call"))), TAGGED_JSON),
     THINK,
     strips=("<|begin_of_box|>", "<|end_of_box|>"),
     signs=(("<arg_key>",),),
@@ -372,6 +372,7 @@ KIMI_K3 = Format(
                     value_close="<|close|>argument<|sep|>",
                     end="<|close|>call<|sep|>",
                     object_tags=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"),
+                    key_escapes=(("&", "&amp;"), ('"', "&quot;")),
                 ),
             ),
             joint="",

@@ -107,7 +107,7 @@ def text(request: Any) -> str:
     return bytes(token for token in request.prompts[0] if token < 256).decode()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_protocol_renders_odd_arguments_alike(name: str) -> None:
     for arguments in ODD:

@@ -62,6 +62,7 @@ def real_templates() -> dict[str, tuple[str, dict[str, str]]]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", real_templates())
 def test_real_templates_render_as_transformers_renders_them(name: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template

@@ -138,7 +138,7 @@ def test_calls_are_shown_by_a_template_that_looks_for_them_only_where_content_is
     assert template.render([CALLING]) == '{"city": "Köln"}'
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", real_templates())
 def test_preparing_messages_twice_changes_nothing(name: str) -> None:
     source, tokens = real_templates()[name]

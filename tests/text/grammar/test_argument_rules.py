@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
 from ingot.errors import Unsupported
 from ingot.text.grammar.calls import GrammarTool
@@ -105,7 +105,7 @@ def allows(grammar: CompiledGrammar, text: str) -> bool:
 def test_what_a_strict_schema_allows_is_read_back_as_valid(grammars: Grammars, root: dict[str, Any]) -> None:
     grammar = grammar_of(grammars, root)
     for seed in range(8):
-        jsonschema.validate(read(written(grammar, seed), root), root)
+        Draft202012Validator(root).validate(read(written(grammar, seed), root))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def byte_tokenizer(*special: str) -> Tokenizer:
 
 def allowed(mask: np.ndarray, vocab: int) -> list[int]:
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab]
-    return [int(id) for id in np.flatnonzero(bits)]
+    return np.flatnonzero(bits).tolist()
 
 
 class Walker:
@@ -60,6 +60,8 @@ class Walker:
         self._tokenizer, self._chance = tokenizer, chance
         self._soft = soft
         self._closers = [closer.encode() for closer in (*closers, '"', "}", "]", ")", ",", "0")]
+        tokens = reversed(range(tokenizer.vocab_size))
+        self._by_bytes = {tokenizer.token_bytes(token): token for token in tokens}  # of those alike the first
 
     def answer(self, grammar: CompiledGrammar) -> list[int]:
         """The tokens of a complete answer, without a stop token."""
@@ -81,20 +83,20 @@ class Walker:
         return tokens
 
     def _chosen(self, choices: list[int], written: bytes, count: int) -> int:
-        stops = [token for token in choices if token in self._tokenizer.eos_ids]
+        stops = sorted(self._tokenizer.eos_ids.intersection(choices))
         if stops and (count >= self._soft or self._chance.random() < 0.3):
             return stops[0]
         if count < self._soft:
             return self._chance.choice(choices)
-        whole = [token for token in choices if token in self._tokenizer.special_ids]
-        for token in whole:
+        for token in sorted(self._tokenizer.special_ids.intersection(choices)):
             if any(self._tokenizer.token_bytes(token) in closer for closer in self._closers):
                 return token
         ways = [(self._begun(closer, written), self._chance.random(), closer) for closer in self._closers]
+        open_to = set(choices)
         for begun, _, closer in sorted(ways, reverse=True):
-            for token in choices:
-                if closer[begun:].startswith(self._tokenizer.token_bytes(token)):
-                    return token
+            beginnings = (closer[begun:end] for end in range(begun + 1, len(closer) + 1))
+            if fitting := [token for text in beginnings if (token := self._by_bytes.get(text, -1)) in open_to]:
+                return min(fitting)
         return choices[0]
 
     def _begun(self, closer: bytes, written: bytes) -> int:

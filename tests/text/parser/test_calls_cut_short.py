@@ -71,6 +71,7 @@ def must_call(format: Format) -> Parser:
     return Parser(format, tools=TOOLS, thinking=ThinkingStart.UNOPENED, ids=call_id_maker(format.ids), must_call=True)
 
 
+@pytest.mark.sampled(3)
 @every_calling_format
 def test_a_forced_call_that_is_cut_anywhere_leaves_no_content(format: Format) -> None:
     calls = render_calls(format, [WEATHER, PastCall("ping", {})])

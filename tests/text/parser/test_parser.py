@@ -161,6 +161,7 @@ def test_text_is_delivered_as_it_comes(format: Format) -> None:
     assert parser.push(", you") == [ContentDelta(", you")]
 
 
+@pytest.mark.sampled(3)
 @every_calling_format
 def test_a_call_cut_off_anywhere_ends_with_a_beginning_of_its_arguments(format: Format) -> None:
     text = render_calls(format, [FILE])
@@ -239,14 +240,14 @@ def grows_linearly(format: Format, text: str, thinking: ThinkingStart = Thinking
     return reading(format, text, thinking) < 12 * reading(format, text[: len(text) // 8], thinking)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @every_calling_format
 def test_a_long_argument_streams_in_linear_time(format: Format) -> None:
     written = 'x = "1" # <two>\n' * (LONG // 16)
     assert grows_linearly(format, render_calls(format, [PastCall("write_file", {"content": written})]))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
@@ -285,6 +286,7 @@ def test_a_hostile_text_costs_linear_time(name: str, unit: str) -> None:
     assert grows_linearly(format_by_name(name), unit * (LONG // len(unit)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "unit"),
     [
@@ -301,7 +303,7 @@ def test_hostile_thinking_costs_linear_time(name: str, unit: str) -> None:
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', "[1,"])
 def test_deep_nesting_breaks_a_call_and_not_the_server(opening: str) -> None:
-    text = '<tool_call>{"name": "ping", "arguments": {"a": ' + opening * 50_000
+    text = '<tool_call>{"name": "ping", "arguments": {"a": ' + opening * 5_000
     events = parsed(format_by_name("hermes"), [text])
     check_order(events)
     assert summary(events)[0][0] == "breaks"

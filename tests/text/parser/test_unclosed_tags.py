@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.text.parser.events import ContentDelta, ParsedEvent, PastCall, ToolCallBegan, merge_events
@@ -112,8 +112,8 @@ def test_the_values_of_a_strict_tool_are_taken_as_a_grammar_writes_them(format: 
     assert summary(parsed(format, [render_calls(format, [file])], strict)) == called(file)
 
 
+@pytest.mark.sampled(3)
 @every_tagged_format
-@settings(max_examples=40)
 @given(data=st.data())
 def test_no_complete_call_holds_the_markers_of_another(format: Format, data: st.DataObject) -> None:
     text = render_calls(format, [PARIS, OSLO, PastCall("write_file", {"path": "a", "content": "x\ny"}), PING])
@@ -141,7 +141,7 @@ BROKEN = {
     "deepseek-v3.2": '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city>Paris</｜DSML｜parameter>\n'
     "</｜DSML｜invoke>",
     "seed-oss": "<function=get_weather>\n<parameter=city>Paris</parameter> and more\n</function>",
-    "qwen3-coder": "<function=get_weather>\n<parameter=city\nParis\n</parameter>\n</function>",
+    "qwen3-coder": "<function=get_weather>\n<parameter=city Paris</parameter>\n</function>",
     "glm": "get_weather\n<arg_key>city</arg_key>Paris</arg_value>\n</tool_call>",
     "muse": '<atem:invoke name="get_weather">\n<atem:parameter name="city">Paris</atem:parameter>!</atem:invoke>',
 }
@@ -200,6 +200,7 @@ def test_text_streams_up_to_the_first_marker() -> None:
     assert not any(isinstance(event, ContentDelta) for event in events)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "unit"),
     [

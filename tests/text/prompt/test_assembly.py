@@ -93,7 +93,9 @@ def test_a_text_in_strands_gives_the_tokens_of_the_whole(made: Load, name: str) 
     holds()
 
 
-@pytest.mark.parametrize("name", ["qwen-3", "deepseek-v3", "minimax"])
+@pytest.mark.parametrize(
+    "name", ["qwen-3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek-v3", "minimax"))]
+)
 def test_tokens_are_counted_up_to_each_place(real: Load, name: str) -> None:
     tokenizer = real(name)
     text = "Ünïcode 😀 text,\n\n  and more of it"

@@ -384,6 +384,7 @@ def composed(template: ChatTemplate, messages: Sequence[Any], **options: Any) ->
     return composer.compose(wanted, detect_format(template.source, ""))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", real_templates())
 def test_nothing_that_is_sent_with_calls_is_dropped_without_a_word(name: str) -> None:
     """It is in the prompt, or the receipt names it, or the request is refused in words."""

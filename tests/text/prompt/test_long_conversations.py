@@ -13,10 +13,10 @@ from ingot.text.chat_template.traits import TemplateTraits
 from ingot.text.prompt.conversation import check_calls_shown, count_message_pieces
 from ingot.text.prompt.tool_prompt import teach_tools
 from ingot.text.tool_formats.registry import format_by_name
-from tests.text.work import spent
+from tests.text.work import steps, work
 
-FEW, TIMES = 3000, 8
-MOST = 3 * TIMES  # work in proportion to the square would be 8 times 8
+FEW, TIMES = 60, 8
+MOST = 2 * TIMES  # work in proportion to the square would be 8 times 8
 STRICT = TemplateTraits(late_system="lost", repeats=frozenset(), results=False)
 
 
@@ -58,5 +58,5 @@ def placed(count: int) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("made", [merged, instructed, taught, shown, placed])
 def test_work_grows_no_faster_than_messages_do(made: Callable[[int], Callable[[], Any]]) -> None:
-    few, many = made(FEW), made(FEW * TIMES)
-    assert spent(many) < MOST * spent(few)
+    for count in (steps, work):
+        assert count(made(FEW * TIMES)) < MOST * count(made(FEW))

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
-from tokenizers import models, normalizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from ingot.errors import ModelError
 from ingot.text.tokenizer import vocabulary
 from ingot.text.tokenizer.length_bounds import check_growth, step_growth
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.templates.real import MODELS, TOKENIZERS, Real, named
+from tests.text.conftest import MakeFolder, sentencepiece_library
 
 DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
@@ -145,8 +146,16 @@ def test_a_million_letters_have_many_tokens(model: Real) -> None:
     assert model.tokenizer.least_tokens("Hello") <= 1
 
 
-@pytest.mark.parametrize("name", ["minimax", pytest.param("minimax-m3", marks=pytest.mark.slow)])
-def test_where_an_encoder_may_leave_something_out_nothing_is_foreseen(name: str) -> None:
+def test_where_an_encoder_may_leave_something_out_nothing_is_foreseen(make_folder: MakeFolder) -> None:
+    library = sentencepiece_library(strip=False)
+    assert Tokenizer.load(make_folder(library)).least_tokens("the" * 1000) > 0
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert Tokenizer.load(make_folder(library)).least_tokens("the" * 1000) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_so_it_is_with_real_ones(name: str) -> None:
     assert named(name).tokenizer.least_tokens("a" * 1_000_000) == 0
 
 

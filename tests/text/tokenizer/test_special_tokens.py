@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,16 @@ def prompt(tokenizer: Tokenizer, before: str = BEFORE, after: str = AFTER) -> li
     return [*tokenizer.first_ids, *made]
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [
         ("qwen-2.5", f"<|fim_prefix|>{BEFORE}<|fim_suffix|>{AFTER}<|fim_middle|>"),
         ("deepseek-coder-33b-base", f"<｜fim▁begin｜>{BEFORE}<｜fim▁hole｜>{AFTER}<｜fim▁end｜>"),
-        ("minimax", f"<fim_prefix>{BEFORE}<fim_suffix>{AFTER}<fim_middle>"),
-        ("glm-4.5v", f"<|code_prefix|>{BEFORE}<|code_suffix|>{AFTER}<|code_middle|>"),
+        slow("minimax", f"<fim_prefix>{BEFORE}<fim_suffix>{AFTER}<fim_middle>"),
+        slow("glm-4.5v", f"<|code_prefix|>{BEFORE}<|code_suffix|>{AFTER}<|code_middle|>"),
     ],
 )
 def test_the_prompt_is_what_the_familys_own_text_gives(real: Callable[[str], Tokenizer], model: str, text: str) -> None:
@@ -76,7 +80,7 @@ def test_seed_coder_wants_the_suffix_first_and_the_others_the_prefix() -> None:
     assert first == {"<[fim-prefix]>", "[PREFIX]"}
 
 
-@pytest.mark.parametrize("model", ["qwen-2.5", "deepseek-coder-33b-base", "minimax"])
+@pytest.mark.parametrize("model", ["qwen-2.5", "deepseek-coder-33b-base", slow("minimax")])
 def test_the_text_of_a_token_in_somebodys_code_stays_text(real: Callable[[str], Tokenizer], model: str) -> None:
     tokenizer = real(model)
     assert tokenizer.infill is not None

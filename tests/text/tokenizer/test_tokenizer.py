@@ -25,7 +25,11 @@ from ingot.text.tool_formats.registry import format_by_name
 from tests.text.conftest import MakeFolder, sentencepiece_library
 from tests.text.work import spent, work
 
-REAL = ["qwen-2.5", "deepseek-v3", "glm-4.7-flash", "minimax-m3"]
+REAL = [
+    "qwen-2.5",
+    "deepseek-v3",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm-4.7-flash", "minimax-m3")),
+]
 Loader = Callable[[str], Tokenizer]
 share_fixtures = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -44,7 +48,11 @@ def test_real_tokenizers_give_back_the_text_they_were_given(real: Loader, name: 
 
 @pytest.mark.parametrize(
     ("name", "special"),
-    [("qwen-2.5", "<|im_end|>"), ("deepseek-v3", "<｜User｜>"), ("glm-4.7-flash", "<|user|>")],
+    [
+        ("qwen-2.5", "<|im_end|>"),
+        ("deepseek-v3", "<｜User｜>"),
+        pytest.param("glm-4.7-flash", "<|user|>", marks=pytest.mark.slow),
+    ],
 )
 def test_the_text_of_a_special_token_becomes_that_token(real: Loader, name: str, special: str) -> None:
     tokenizer = real(name)
@@ -298,6 +306,7 @@ def test_many_threads_may_share_a_tokenizer(real: Loader) -> None:
         assert list(pool.map(round_trip, texts)) == texts
 
 
+@pytest.mark.slow  # as it measures time, of another language
 @pytest.mark.parametrize("unit", ["a" * 30, " " * 30, "日" * 10, "<|im_end|>" * 3])
 def test_a_huge_text_takes_no_longer_for_each_character(real: Loader, unit: str) -> None:
     tokenizer = real("qwen-2.5")

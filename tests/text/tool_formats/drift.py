@@ -146,6 +146,9 @@ TOOL_CODES = [
 ]
 
 GEMMA = [
+    Case("gemma4", 'tool_code = get_weather(city="Paris")\nprint(tool_code)', [PARIS]),
+    Case("gemma4", "So.\ntool_code = ping()\nprint(tool_code)\ntool_code = ping()", [says("So."), PING, PING]),
+    Case("gemma4", "tool_code = fly()\nx = ping()", [says("tool_code = fly()\nx = ping()")]),
     Case("gemma4", "<|tool_call>call:get_weather(city='Oslo', days=3)<tool_call|>", [OSLO]),
     Case("gemma4", "<|tool_call>call:get_weather(city=Oslo, days=3)<tool_call|>So.", [OSLO, says("So.")]),
     Case("gemma4", '<|tool_call>call:get_weather(city=<|"|>Oslo (N)<|"|>)', [calls("get_weather", city="Oslo (N)")]),
@@ -245,6 +248,7 @@ OBJECTS = [
     Case("qwen3-coder", f"<function=get_weather>{ARGUMENTS}</function> So.", [PARIS, says("So.")]),
     Case("qwen", f"<tool_call><function=get_weather>{ARGUMENTS}</function></tool_call>", [PARIS]),
     Case("glm", f"<tool_call>get_weather\n{ARGUMENTS}</tool_call>", [PARIS]),
+    Case("glm", _HERMES_CALL, [PARIS]),
     Case(
         "qwen3-coder",
         '<function=get_weather>{"city": "Par',

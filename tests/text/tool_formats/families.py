@@ -96,6 +96,12 @@ FAMILIES = [
         OPENED,
     ),
     Case("kimi-k3", f"{_K3}!", [OSLO, says("!")]),
+    Case(
+        "kimi-k3",
+        '<|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="a &amp;&quot;b&amp;lt;" '
+        'type="string"<|sep|>R&amp;D<|close|>argument<|sep|><|close|>call<|sep|>',
+        [calls("get_weather", **{'a &"b&lt;': "R&amp;D"})],
+    ),
     Case("longcat", f"<longcat_think>Hm.</longcat_think>{_LONGCAT}\n{_LONGCAT}", [thinks("Hm."), PARIS, PARIS]),
     Case("longcat", f"<longcat_tool_call>{_JSON}</longcat_tool_call>", [PARIS]),
     Case("minicpm5", f"So.\n{_MINICPM}{_MINICPM}", [says("So."), PARIS, PARIS]),
@@ -253,6 +259,7 @@ FAMILIES = [
     Case("minimax-m1", f"<tool_calls>\n{_JSON}", [PARIS]),
     Case("nemotron-nano-v2", f"<think>\n</think>\n<TOOLCALL>{GRANITE_ARRAY}</TOOLCALL>", [PARIS, PING]),
     Case("granite-20b", f"<function_call> {_JSON} <function_call> {_PING}", [PARIS, PING]),
+    Case("granite-20b", f"<function_call> {_PING} {_JSON}", [PING, PARIS]),
     Case("firefunction", f" functools{GRANITE_ARRAY}", [PARIS, PING]),
     Case("firefunction", "Use functools[0].", [says("Use functools[0].")]),
     Case(

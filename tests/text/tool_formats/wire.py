@@ -191,6 +191,20 @@ CODER = [
         [PING, says("then"), PING],
     ),
     Case("qwen3-coder", "<tool_call><function=ping></tool_call>ok", [PING, says("ok")]),
+    Case("qwen3-coder", "<tool_call><function=ping\n</parameter>\n</function></tool_call>", [PING]),
+    Case("qwen3-coder", CODER_CALL.replace("weather>", "weather").replace("city>", "city"), [PARIS]),
+    Case(
+        "qwen3-coder",
+        "<tool_call>\n<function=write_file\n<parameter=path\na>b\n</parameter>\n<parameter=content>\n\n</parameter>\n"
+        "</function>\n</tool_call>",
+        [calls("write_file", path="a>b", content="")],
+    ),
+    Case(
+        "qwen3-coder",
+        "<function=get_weather\n<parameter=city\nParis\n<parameter=days\n3\n</function>\n</tool_call>",
+        [calls("get_weather", city="Paris", days=3)],
+    ),
+    Case("qwen3-coder", "<function=ping\n is how\nit begins.", [says("<function=ping\n is how\nit begins.")]),
     Case(
         "qwen3-coder",
         "<tool_call>\n<function=write_file>\n<parameter=content>\nhalf of i",
@@ -265,6 +279,14 @@ MISTRAL = [
             PING,
         ],
     ),
+    Case("mistral-args", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}ping[ARGS]{{}}", [PARIS, PING]),
+    Case(
+        "mistral-args",
+        f"[TOOL_CALLS]ping[ARGS]{{}}\nget_weather[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}[TOOL_CALLS]ping[ARGS]{{}} ping",
+        [PING, PARIS, PING, says("ping")],
+    ),
+    Case("mistral-args", "[TOOL_CALLS]ping[ARGS]{}\n\nLet me check that.", [PING, says("Let me check that.")]),
+    Case("mistral-args", "[TOOL_CALLS]ping[ARGS]{}ping{}", [PING, says("ping{}")]),
     Case("mistral", "[THINK]Hm.[/THINK]Yes.", [thinks("Hm."), says("Yes.")]),
     Case("mistral", "[TOOL_CALLS] what?", [says("[TOOL_CALLS] what?")]),
     Case("mistral", "[TOOL_CALLS] [1]", [says("[TOOL_CALLS] [1]")]),
