@@ -22,6 +22,8 @@ from tests import tiny
 from tests.engines import GPU
 from tests.memory import freed_at_once, settled
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 LAYER_KINDS = ["llama", "window", "hybrid"]
 KINDS = [*LAYER_KINDS, "moe"]
 WIDEST = 32

@@ -10,6 +10,8 @@ from ingot.cache.pages import PAGE
 from ingot.cache.records import Record, place_record, restore_row, take_record, unpage_record
 from tests.cache.test_batch_state import LAYER_KINDS, close, exact, feed, new_batch_state, spoil
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 
 def prompt(count: int, seed: int = 4) -> list[int]:
     rng = random.Random(seed)

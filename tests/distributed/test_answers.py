@@ -15,6 +15,8 @@ from ingot.config import Settings
 from tests import tiny
 from tests.distributed import groups, playing
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 _HALVED = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16}
 """Two groups of 32 columns wherever ranks share columns."""
 
@@ -93,7 +95,7 @@ class Alone(dict[tuple[str, bool], dict[str, Any]]):
 
 
 @pytest.fixture(scope="module")
-def alone(folders: dict[str, Path]) -> Alone:
+def alone(rules: str, folders: dict[str, Path]) -> Alone:
     return Alone(folders)
 
 
@@ -106,27 +108,27 @@ def together(folders: dict[str, Path], size: int, games: tuple[tuple[str, str], 
 
 
 @pytest.fixture(scope="module")
-def two(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
+def two(rules: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
     return together(folders, 2, TWO, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
-def rest(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
+def rest(rules: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
     return together(folders, 2, REST, tmp_path_factory.mktemp("rest"))
 
 
 @pytest.fixture(scope="module")
-def packed(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
+def packed(rules: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
     return together(folders, 2, PACKED, tmp_path_factory.mktemp("packed"))
 
 
 @pytest.fixture(scope="module")
-def besides(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
+def besides(rules: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
     return together(folders, 2, BESIDES, tmp_path_factory.mktemp("besides"))
 
 
 @pytest.fixture(scope="module")
-def three(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
+def three(rules: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Games:
     return together(folders, 3, THREE, tmp_path_factory.mktemp("three"))
 
 

@@ -18,6 +18,8 @@ from ingot.kernels.device import Device, current_device
 from ingot.models.adapter import adapt_model
 from tests import engines, tiny
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 PROMPT = tuple((7 * number) % 95 for number in range(400))
 
 devices = pytest.mark.parametrize("device", [None, engines.GPU], ids=["here", "gpu"])

@@ -22,6 +22,8 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.sampling import sample_tokens as kernel_draw
 from tests.kernels.paged_attention.memory import emulated
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 VOCAB = 40
 
 
