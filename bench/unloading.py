@@ -6,7 +6,7 @@ time, how long that takes, and how long the tokens of one wait while another is 
 
 In a cycle each model is loaded, asked and unloaded once. Memory, threads and files are read when none is loaded, and
 what MLX has in use when one is. They vary with pages that threads touch or free, so growth is measured between medians:
-of the first tenth of the cycles after the warm-up, and of the last. A report with a plot of memory is written into a
+of the tenth of the cycles behind the first quarter, and of the last. A report with a plot of memory is written into a
 folder. Needs /proc.
 
 Exit status 1: memory grew by more than 2 % (in fewer than 100 cycles by more in proportion), threads, open or temporary
@@ -39,8 +39,8 @@ from ingot.models.files.packaged import find_packaged_model
 
 ADMIN: Final = "who-loads-and-unloads"
 REPORT: Final = servers.ROOT / "build" / "cycles"
-WARM: Final = 5
-"""Cycles before growth counts: allocators fill their pools."""
+WARM: Final = 1 / 4
+"""The part of the cycles before growth counts: allocators fill their pools, each thread its own."""
 WHOLE, GROWTH = 100, 0.02
 """The part by which memory may grow in so many cycles. In fewer, what is bounded still fills up."""
 COUNT_GROWTH: Final = 2
@@ -129,9 +129,8 @@ def longest_wait(person: Person, name: str, tokens: int) -> float:
 
 
 def usual(values: Sequence[float]) -> tuple[float, float]:
-    """Of what was read in one cycle after another: what was usual at the beginning, behind the warm-up, and at the
-    end."""
-    kept = values[min(WARM, len(values) - 1) :]
+    """Of what was read in one cycle after another: what was usual behind the warm-up, and at the end."""
+    kept = values[int(WARM * len(values)) :]
     tenth = max(1, len(kept) // 10)
     return median(kept[:tenth]), median(kept[-tenth:])
 
