@@ -157,11 +157,12 @@ def allowed(minutes: float, part: float = GROWTH, whole: float = WHOLE_MIN) -> f
 
 
 def growth(seen: Sequence[Sight], minutes: float) -> Iterator[tuple[str, bool]]:
-    """How memory, files and threads went, in words, and whether they grew by more than they may."""
-    times = [sight.at for sight in seen]
+    """How memory, files and threads went, in words, and whether they grew by more than they may. Memory is compared
+    between times when the same models were loaded, since they come and go."""
+    times, loaded = [sight.at for sight in seen], [sight.loaded for sight in seen]
     most, most_counted = allowed(minutes), allowed(minutes, COUNT_GROWTH, SETTLED_MIN)
     for name, of in MEMORY.items():
-        found = trend(times, [of(sight) for sight in seen])
+        found = trend(times, [of(sight) for sight in seen], loaded)
         change = f"{found.growth / 1e6:+.2f} MB ({found.share:+.2%}, at most {most:.0%}) after the warm part"
         yield f"{name}: {found.level / 1e6:.1f} MB, {change}", found.share > most
     for name, of in COUNTS.items():

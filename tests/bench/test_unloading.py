@@ -39,6 +39,7 @@ def cycles(
     return [
         Sight(
             at=float(at),
+            loaded=(),
             resident=120_000_000 + at * resident,
             children=10_000_000 + at * children,
             active=0.0,
