@@ -35,8 +35,8 @@ ADMIN: Final = "who-sees-everything"
 EVERY_S: Final = 2.0
 REPORT: Final = servers.ROOT / "build" / "soak"
 WHOLE_MIN, GROWTH = 30.0, 0.02
-"""The part by which memory may grow after the warm part of so many minutes, and be flat: allocators round. In a shorter
-soak what is bounded still fills up in that part, so it may grow by more in proportion."""
+"""The part by which memory at rest may grow in the second half of so many minutes, and be flat: allocators round. In a
+shorter soak what is bounded still fills up in that half, so it may grow by more in proportion."""
 SETTLED_MIN, COUNT_GROWTH = 4.0, 0.2
 """The same for what is counted."""
 MEMORY: Final[dict[str, Callable[[Sight], float]]] = {
@@ -107,21 +107,28 @@ def soak(given: argparse.Namespace, folder: Path) -> Report:
         url = server.client.url
         watch = Watch(Person(url, ADMIN, given.seed), server.pid, scratch)
         watch.note()
-        crowd = Crowd(url, given.clients, given.seed, acts_with([STAYS, *beside]))
+        crowds, rests, left = list[Crowd](), list[Sight](), list[str]()
         try:
-            attend(watch, keys, time.monotonic() + 60 * given.minutes)
-            crowd.leave()
-            left = [*watch.left_over([*crowd.people, watch.admin], beside)]
+            for half in range(2):
+                crowd = Crowd(url, given.clients, given.seed + 1000 * half, acts_with([STAYS, *beside]))
+                crowds.append(crowd)
+                attend(watch, keys, time.monotonic() + 60 * given.minutes / 2)
+                crowd.leave()
+                left += watch.left_over([*crowd.people, watch.admin], beside)
+                rests.append(watch.look())
         except (Fault, OSError) as error:
-            left = [f"the server was lost: {error}"]
+            left.append(f"the server was lost: {error}")
         finally:
-            crowd.leave()
-    went = [*growth(watch.seen, given.minutes)]
-    told = [", ".join(f"{name} {count}" for name, count in crowd.done.most_common()), *(line for line, _ in went)]
-    wrong = [*dict.fromkeys(crowd.faults), *left, *(line for line, grew in went if grew)]
+            for crowd in crowds:
+                crowd.leave()
+    went = [*growth(rests, given.minutes)]
+    done = sum((crowd.done for crowd in crowds), Counter[str]())
+    acts = ", ".join(f"{name} {count}" for name, count in done.most_common())
+    faults = dict.fromkeys(fault for crowd in crowds for fault in crowd.faults)
+    wrong = [*faults, *left, *(line for line, grew in went if grew)]
     return Report(
         title=f"A soak of {given.minutes:g} minutes: {given.model.name}, {given.clients} clients",
-        told=told,
+        told=[acts, *busy(watch.seen), *(line for line, _ in went)],
         wrong=[*wrong, *complaints(log.read_text(errors="replace"))],
         seen=watch.seen,
         x=[(sight.at - watch.seen[0].at) / 60 for sight in watch.seen],
@@ -156,18 +163,27 @@ def allowed(minutes: float, part: float = GROWTH, whole: float = WHOLE_MIN) -> f
     return part * max(1.0, whole / minutes)
 
 
-def growth(seen: Sequence[Sight], minutes: float) -> Iterator[tuple[str, bool]]:
-    """How memory, files and threads went, in words, and whether they grew by more than they may. Memory is compared
-    between times when the same models were loaded, since they come and go."""
-    times, loaded = [sight.at for sight in seen], [sight.loaded for sight in seen]
+def growth(rests: Sequence[Sight], minutes: float) -> Iterator[tuple[str, bool]]:
+    """How memory, files and threads differed between the first and the last time that nobody asked and nothing was
+    kept, in words, and whether they grew by more than they may. While a server is busy, they depend on which models are
+    loaded and for how long, by more than on any leak."""
     most, most_counted = allowed(minutes), allowed(minutes, COUNT_GROWTH, SETTLED_MIN)
+    for name, of in MEMORY.items() if rests else ():
+        first, last = of(rests[0]), of(rests[-1])
+        grown = last / max(1.0, first) - 1
+        yield (
+            f"{name} at rest: {first / 1e6:.1f} -> {last / 1e6:.1f} MB ({grown:+.2%}, at most {most:.0%})",
+            grown > most,
+        )
+    for name, of in COUNTS.items() if rests else ():
+        first, last = of(rests[0]), of(rests[-1])
+        yield f"{name} at rest: {first:.0f} -> {last:.0f}", last - first > max(2.0, most_counted * first)
+
+
+def busy(seen: Sequence[Sight]) -> Iterator[str]:
     for name, of in MEMORY.items():
-        found = trend(times, [of(sight) for sight in seen], loaded)
-        change = f"{found.growth / 1e6:+.2f} MB ({found.share:+.2%}, at most {most:.0%}) after the warm part"
-        yield f"{name}: {found.level / 1e6:.1f} MB, {change}", found.share > most
-    for name, of in COUNTS.items():
-        found = trend(times, [of(sight) for sight in seen])
-        yield f"{name}: {found.level:.0f}, {found.growth:+.1f}", found.growth > max(2.0, most_counted * found.level)
+        found = trend([sight.at for sight in seen], [of(sight) for sight in seen])
+        yield f"{name} while busy: {found.level / 1e6:.1f} MB, {found.growth / 1e6:+.2f} MB in the second half"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -22,16 +22,10 @@ class Trend:
         return self.growth / self.level if self.level else 0.0
 
 
-def trend(times: Sequence[float], values: Sequence[float], kinds: Sequence[Hashable] | None = None) -> Trend:
-    """Of what was read after the warm part. Median slope: a single peak says nothing. Only values of the same kind are
-    compared."""
+def trend(times: Sequence[float], values: Sequence[float]) -> Trend:
+    """Of what was read after the warm part. Median slope: a single peak says nothing."""
     begin, end = times[0] + WARM * (times[-1] - times[0]), times[-1]
-    read = zip(times, values, kinds or [None] * len(times), strict=True)
-    kept = [each for each in read if each[0] >= begin]
-    slopes = [
-        (later[1] - sooner[1]) / (later[0] - sooner[0])
-        for sooner, later in combinations(kept, 2)
-        if sooner[2] == later[2]
-    ]
-    level = statistics.median(value for _, value, _ in kept)
+    kept = [(time, value) for time, value in zip(times, values, strict=True) if time >= begin]
+    slopes = [(later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in combinations(kept, 2)]
+    level = statistics.median(value for _, value in kept)
     return Trend(level, (statistics.median(slopes) if slopes else 0.0) * (end - begin))

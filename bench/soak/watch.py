@@ -25,18 +25,15 @@ LINKS: Final = ("mlx",)
 """Folders of temporary files that are kept for the next process."""
 ACTIVE: Final = 'ingot_memory_bytes{part="active"}'
 HELD: Final = 'ingot_memory_bytes{part="states_held"}'
-LOADED: Final = re.compile(r'^vllm:num_requests_running\{.*?model_name="([^"]*)"', re.MULTILINE)
 TROUBLE: Final = re.compile(r"^(?=.*(?:\bERROR\b|\bCRITICAL\b|Traceback|books wrong)).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
     """Bytes of the server's process and of its `children`; of what MLX has in use and of the KV memory in there that
-    requests or cached prefixes hold, 0 where no model is loaded; and of what a GPU's driver says is taken. `loaded` are
-    the names of models."""
+    requests or cached prefixes hold, 0 where no model is loaded; and of what a GPU's driver says is taken."""
 
     at: float
-    loaded: tuple[str, ...]
     resident: int
     children: int
     active: float
@@ -62,12 +59,10 @@ class Watch:
 
     def look(self) -> Sight:
         """Raises Fault or OSError where there is no server any more."""
-        exposed, process = self.metrics(), Path(f"/proc/{self.pid}")
-        told = figures(exposed)
+        told, process = self.metrics(), Path(f"/proc/{self.pid}")
         status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
         return Sight(
             at=time.monotonic(),
-            loaded=tuple(sorted(LOADED.findall(exposed))),
             resident=int(status["VmRSS"].split()[0]) * 1024,
             children=resident_children(self.pid),
             active=max(told.get(ACTIVE, [0.0])),
@@ -79,8 +74,8 @@ class Watch:
             running=sum(sum(told.get(f"vllm:num_requests_{state}", ())) for state in ("running", "waiting")),
         )
 
-    def metrics(self) -> str:
-        return self.admin.told("/metrics", None, method="GET").raw.decode()
+    def metrics(self) -> dict[str, list[float]]:
+        return figures(self.admin.told("/metrics", None, method="GET").raw.decode())
 
     def left_over(self, everyone: list[Person], beside: Sequence[str]) -> Iterator[str]:
         """What is wrong with a server that nobody asks any more, once the models `beside` the first are unloaded."""
@@ -96,7 +91,7 @@ class Watch:
             except Fault as fault:
                 yield str(fault)
         time.sleep(FIGURES_S)
-        told = figures(self.metrics())
+        told = self.metrics()
         begun, ended = self.seen[0].active, max(told[ACTIVE])
         if ended > LEFT * begun:
             yield f"MLX has {ended / 1e6:.1f} MB in use when nothing is kept, and had {begun / 1e6:.1f} MB at the start"

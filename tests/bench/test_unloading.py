@@ -39,7 +39,6 @@ def cycles(
     return [
         Sight(
             at=float(at),
-            loaded=(),
             resident=120_000_000 + at * resident,
             children=10_000_000 + at * children,
             active=0.0,
