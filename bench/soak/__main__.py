@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from bench import servers
@@ -27,7 +28,6 @@ from bench.soak.acts import Act, Fault, Person
 from bench.soak.further_acts import acts_with
 from bench.soak.report import Report
 from bench.soak.tables import MODELS, STAYS, TURNS, here, write_tables
-from bench.soak.trend import trend
 from bench.soak.watch import Sight, Watch, complaints, make_scratch
 
 KEYS: Final = {"anna": "anna-asks-in-turns", "bert": "bert-is-in-a-hurry"}
@@ -182,8 +182,8 @@ def growth(rests: Sequence[Sight], minutes: float) -> Iterator[tuple[str, bool]]
 
 def busy(seen: Sequence[Sight]) -> Iterator[str]:
     for name, of in MEMORY.items():
-        found = trend([sight.at for sight in seen], [of(sight) for sight in seen])
-        yield f"{name} while busy: {found.level / 1e6:.1f} MB, {found.growth / 1e6:+.2f} MB in the second half"
+        values = [of(sight) / 1e6 for sight in seen]
+        yield f"{name} while busy: {median(values):.1f} MB, {max(values):.1f} at most"
 
 
 if __name__ == "__main__":
