@@ -15,7 +15,7 @@ export BACKEND
 # Tests start many processes, so bytecode is cached even if the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help serve test test-slow test-all soak test-clients test-oracle test-packages packages sanitize bench check format setup clean
+.PHONY: help serve test test-slow test-all soak cycles test-clients test-oracle test-packages packages sanitize bench check format setup clean
 .NOTPARALLEL:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-slow     the slow tests, in an hour or two          PART=3/12 runs one part of twelve"
 	@echo "make test-all      everything: all tests, clients, packages, transformers, soak"
 	@echo "make soak          keep a server busy for half an hour        ARGS='--minutes 5' for less"
+	@echo "make cycles        load and unload models 100 times           ARGS='--cycles 20' for fewer"
 	@echo "make check         lint, formatting and types"
 	@echo "make test-clients  tests with other projects' clients"
 	@echo "make test-oracle   tests against transformers (installs torch)"
@@ -52,6 +53,10 @@ test-all: check test test-slow test-clients test-packages test-oracle soak cycle
 soak: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	for model in all-minilm-l6-v2 whisper-tiny.en; do $(BIN)/ingot pull $$model || exit 1; done
 	$(BIN)/python -m bench.soak $(ARGS)
+
+cycles: $(VENV)/.ready-test $(VENV)/.ready-kernels
+	$(BIN)/ingot pull
+	$(BIN)/python -m bench.unloading $(ARGS)
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import plots
 from bench.comparison import NAMES, Duel, Figures, middle
 
 HEAD = f"{'streams':>7}  {'':<14}{'tokens/s':>10}{'TTFT ms':>10}{'ms/token':>10}"
@@ -65,25 +66,13 @@ def _rounds(figures: Sequence[Figures]) -> dict[str, Any]:
 
 
 def write_plot(path: Path, matches: Sequence[Match], ours: str, theirs: str) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6 * len(matches)), layout="constrained")
-    for line, match in zip(figure.subplots(len(matches), 3, squeeze=False), matches, strict=True):
+    figure, grid = plots.panels(len(matches), 3)
+    for line, match in zip(grid, matches, strict=True):
         titles = ("tokens per second", "time to first token, ms", "time per token, ms")
+        streams = [duel.streams for duel in match.duels]
         for axes, name, title, scale in zip(line, NAMES, titles, (1, 1e3, 1e3), strict=True):
-            _plot(axes, match, name, scale, (ours, theirs))
-            axes.set(title=f"{match.model}: {title}", xlabel="streams at once")
-    figure.savefig(path, dpi=130)
-
-
-def _plot(axes: Any, match: Match, name: str, scale: float, labels: tuple[str, str]) -> None:
-    streams = [duel.streams for duel in match.duels]
-    for label, sides in zip(labels, zip(*((duel.ours, duel.theirs) for duel in match.duels), strict=True), strict=True):
-        axes.plot(streams, [asdict(middle(side))[name] * scale for side in sides], marker="o", label=label)
-    axes.set_xticks(streams)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+            sides = {ours: [duel.ours for duel in match.duels], theirs: [duel.theirs for duel in match.duels]}
+            medians = {side: [asdict(middle(each))[name] * scale for each in found] for side, found in sides.items()}
+            plots.draw(axes, streams, medians, marker="o")
+            axes.set(title=f"{match.model}: {title}", xlabel="streams at once", xticks=streams)
+    plots.save(figure, path)

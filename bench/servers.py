@@ -34,16 +34,25 @@ class Running:
 
 @contextmanager
 def ingot(
-    folder: Path | None, log: Path, streams: int, *, own_kernels: bool = False, flags: Sequence[str] = ()
+    folder: Path | None,
+    log: Path,
+    streams: int,
+    *,
+    own_kernels: bool = False,
+    flags: Sequence[str] = (),
+    scratch: Path | None = None,
 ) -> Iterator[Running]:
     """`ingot serve`, with its defaults, which take 32 sequences at once, and `flags`, which name the models where there
-    is no folder. Without its own kernels it computes with MLX's, as the servers do that it is compared with."""
+    is no folder. Without its own kernels it computes with MLX's, as the servers do that it is compared with. `scratch`
+    is where its temporary files go."""
     flags = ["--port", "0", "--log-level", "warning", *flags]
     if streams > 32:
         flags += ["--max-sequences", str(streams)]
     command = [sys.executable, "-m", "ingot.cli.main", "serve", *([] if folder is None else [str(folder)]), *flags]
-    kernels = {} if own_kernels else {"INGOT_KERNELS": "blas"}
-    with _process(command, log, kernels) as process:
+    more = {} if own_kernels else {"INGOT_KERNELS": "blas"}
+    if scratch is not None:
+        more["TMPDIR"] = str(scratch)
+    with _process(command, log, more) as process:
         url = _wait("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
         yield Running("ingot", ServerClient(url), "default", process.pid)
 

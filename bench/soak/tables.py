@@ -23,7 +23,7 @@ TURNS: Final = ("hybrid", "window")
 LORA: Final = "tuned"
 RANK: Final = 8
 PACKAGED: Final = {"vectors": "all-minilm-l6-v2", "ears": "whisper-tiny.en"}
-CLAIMS_MB: Final = {STAYS: 450, "hybrid": 250, "window": 250, "rerank": 100, "vectors": 250, "ears": 400}
+CLAIMS_MB: Final = {STAYS: 450, "hybrid": 250, "window": 250, "rerank": 100, "vectors": 250, "ears": 700}
 """What each is given. The two that take turns do not fit together."""
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import json
+import os
+import subprocess
+import sys
 import wave
 from pathlib import Path
 
 import pytest
 
-from bench.soak.__main__ import GROWTH, allowed, main
+from bench.soak.__main__ import GROWTH, allowed, growth, main
 from bench.soak.acts import ACTS
 from bench.soak.further_acts import FURTHER, acts_with, hum
+from bench.soak.report import Report
 from bench.soak.tables import write_lora, write_tables
 from bench.soak.trend import WARM, trend
-from bench.soak.watch import complaints, figures
+from bench.soak.watch import Sight, complaints, figures, make_scratch, resident_children
 from ingot.config import load_config, memory_bytes, model_entries
 from ingot.models.lora.weights import read_lora
 from ingot.protocol.ingot_api.metrics import generating_model_metrics, render_metrics
@@ -81,7 +87,87 @@ def test_a_hum_is_as_long_as_it_should_be() -> None:
         assert sound.getnframes() == sound.getframerate() // 2
 
 
+def sights(*, leak: int = 0, threads: int = 0, temporary: int = 0) -> list[Sight]:
+    """Of half an hour, with so much more at each."""
+    return [
+        Sight(
+            at=float(at),
+            resident=400_000_000 + at * leak,
+            children=100_000_000,
+            active=1e8,
+            held=1e7,
+            device=0,
+            files=30,
+            threads=30 + at * threads,
+            temporary=at * temporary,
+            running=2.0,
+        )
+        for at in range(60)
+    ]
+
+
+def grown(seen: list[Sight]) -> set[str]:
+    return {line.partition(":")[0] for line, grew in growth([seen[30], seen[-1]], 30.0) if grew}
+
+
+def test_memory_threads_and_temporary_files_that_grow_throughout_are_wrong_and_what_stays_is_not() -> None:
+    assert grown(sights()) == set()
+    assert grown(sights(leak=1_000_000)) == {
+        "resident memory at rest",
+        "resident memory with child processes at rest",
+    }
+    assert grown(sights(threads=1)) == {"threads at rest"}
+    assert grown(sights(temporary=1)) == {"temporary files at rest"}
+
+
+def report(*wrong: str) -> Report:
+    seen = sights(leak=1_000_000)
+    return Report("A soak", ["resident memory: more"], wrong, seen, [sight.at for sight in seen], "minutes")
+
+
+def test_a_report_has_words_figures_and_plots_and_its_exit_status_is_the_verdict(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert report().publish(tmp_path) == 0
+    assert "nothing is wrong" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "memory.svg").read_text()
+    assert len(json.loads((tmp_path / "samples.json").read_text())["samples"]) == 60
+    assert report("it grew").publish(tmp_path) == 1
+    assert "- WRONG: it grew" in (tmp_path / "report.md").read_text()
+
+
+def test_a_report_without_matplotlib_says_how_to_install_it_and_keeps_no_older_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.png").write_bytes(b"of an earlier soak")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert report("it grew").publish(tmp_path) == 1
+    assert "pip install" in (text := (tmp_path / "report.md").read_text()) and "matplotlib" in text
+    assert {file.name for file in tmp_path.iterdir()} == {"report.md", "samples.json"}
+
+
+def test_the_memory_of_child_processes_is_that_of_their_children_too() -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline()
+        below = resident_children(parent.pid)
+        assert 0 < below < resident_children(os.getpid())
+        parent.communicate(b"\n")
+
+
+def test_kernels_that_mlx_keeps_are_no_temporary_files_of_a_server(tmp_path: Path) -> None:
+    scratch = make_scratch(tmp_path)
+    assert [each.name for each in scratch.iterdir() if not each.is_symlink()] == []
+    assert (scratch / "mlx").is_dir()
+
+
+def test_a_soak_of_seconds_writes_a_report_with_its_verdict_and_a_plot(tmp_path: Path) -> None:
+    assert main(["--minutes", "0.2", "--report", str(tmp_path)]) == 0
+    assert "nothing is wrong" in (tmp_path / "report.md").read_text()
+    assert {file.name for file in tmp_path.iterdir()} >= {"report.md", "samples.json", "memory.png", "memory.svg"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["dense", "hybrid", "window"])
-def test_a_server_that_was_kept_busy_fails_at_nothing_and_holds_nothing_at_the_end(model: str) -> None:
-    assert main(["--minutes", "4", "--model", str(FOLDERS / model)]) == 0
+@pytest.mark.parametrize("model", ["hybrid", "window"])
+def test_a_server_that_was_kept_busy_fails_at_nothing_and_holds_nothing_at_the_end(model: str, tmp_path: Path) -> None:
+    assert main(["--minutes", "4", "--model", str(FOLDERS / model), "--report", str(tmp_path)]) == 0

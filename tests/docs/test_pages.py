@@ -52,7 +52,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 @cache
 def bench_flags() -> set[str]:
-    return {flag for path in (ROOT / "bench").glob("*.py") for flag in FLAG.findall(path.read_text())}
+    return {flag for path in (ROOT / "bench").rglob("*.py") for flag in FLAG.findall(path.read_text())}
 
 
 @pages
