@@ -1,18 +1,20 @@
 """Kernels are compared with plain operations on the device at hand before they are used. One that differs is not used.
 
 A kernel states its cases: an output and the expected value. Here they are compiled and compared, and the verdict is
-remembered for each kind of layer.
+remembered for each kind of layer: by a model's kernels why one is wrong, and for as long as the process runs what is
+right, so that the next model with such layers is loaded sooner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launcher import Launched, compile_kernels
+from ingot.kernels.gpu.launcher import Launched, Launcher, compile_kernels
 
 BOUNDS: Final = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """By dtype, how far an output may be off, relative to the largest number. It is computed in float32 and rounded
@@ -41,14 +43,26 @@ Key = TypeVar("Key")
 Variant = TypeVar("Variant")
 
 
-def check_cases(device: Device, make: Callable[[], Kernels], cases: Callable[[Kernels], Iterable[Case]]) -> str | None:
-    """The message of the first case that fails; None where all are right. First compiles all kernels that the cases
-    launch, so that nothing is compiled during a request."""
+_right: WeakKeyDictionary[Launcher, set[Hashable]] = WeakKeyDictionary()
+"""The kinds of kernels that were right, by what launches them."""
+
+
+def check_cases(
+    device: Device, kind: Hashable, make: Callable[[], Kernels], cases: Callable[[Kernels], Iterable[Case]]
+) -> str | None:
+    """The message of the first case that fails; None where all are right, now or when kernels of that kind were checked
+    before. First compiles all kernels that the cases launch, so that nothing is compiled during a request."""
 
     def checked() -> str | None:
         kernels = make()
+        right = _right.setdefault(kernels.launcher, set())
+        if kind in right:
+            return None
         compile_kernels(device, lambda run: [*cases(kernels.by(run))])
-        return first_wrong(case.wrong() for case in cases(kernels))
+        wrong = first_wrong(case.wrong() for case in cases(kernels))
+        if wrong is None:
+            right.add(kind)
+        return wrong
 
     return attempted(checked)
 
