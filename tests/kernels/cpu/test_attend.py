@@ -133,10 +133,10 @@ def test_a_long_prompt_is_right_to_its_end(one: bool, one_path: None) -> None:
     native.use_one_path(one)
     reference = Reference(heads=2, kv_heads=1, size=16, dims=16)
     (row,) = made_rows(reference, [3000], 7)
-    expected = reference(row.q, row.k, row.v)
+    expected = reference(row.q[-700:], row.k, row.v)
     (found,) = in_pieces(reference, [row], [[2900], [100]])
     bound = BOUND if one or not native.has_wide() else WIDE_BOUND
-    assert np.abs(found - expected).max() <= bound * np.abs(expected).max()
+    assert np.abs(found[-700:] - expected).max() <= bound * np.abs(expected).max()
 
 
 def many_ways(reference: Reference, row: Row) -> tuple[np.ndarray, np.ndarray]:
