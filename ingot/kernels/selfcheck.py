@@ -1,7 +1,8 @@
 """Kernels are compared with plain operations on the device at hand before they are used. One that differs is not used.
 
 A kernel states its cases: an output and the expected value. Here they are compiled and compared, and the verdict is
-remembered for each kind of layer.
+remembered for each kind of layer: by a model's kernels why one is wrong, and for as long as the process runs what is
+right, so that the next model with such layers is loaded sooner.
 """
 
 from __future__ import annotations
@@ -43,27 +44,24 @@ Variant = TypeVar("Variant")
 
 
 _right: WeakKeyDictionary[Launcher, set[Hashable]] = WeakKeyDictionary()
-"""By launcher, the kinds of kernels that were right: the next model with such layers need not compare them again."""
+"""The kinds of kernels that were right, by what launches them."""
 
 
 def check_cases(
-    device: Device,
-    make: Callable[[], Kernels],
-    cases: Callable[[Kernels], Iterable[Case]],
-    kind: Hashable | None = None,
+    device: Device, kind: Hashable, make: Callable[[], Kernels], cases: Callable[[Kernels], Iterable[Case]]
 ) -> str | None:
-    """The message of the first case that fails; None where all are right. First compiles all kernels that the cases
-    launch, so that nothing is compiled during a request. Kernels of a `kind` that were right are so until the process
-    ends."""
+    """The message of the first case that fails; None where all are right, now or when kernels of that kind were checked
+    before. First compiles all kernels that the cases launch, so that nothing is compiled during a request."""
 
     def checked() -> str | None:
         kernels = make()
-        if kind is not None and kind in _right.get(kernels._run, ()):
+        right = _right.setdefault(kernels.launcher, set())
+        if kind in right:
             return None
         compile_kernels(device, lambda run: [*cases(kernels.by(run))])
         wrong = first_wrong(case.wrong() for case in cases(kernels))
-        if wrong is None and kind is not None:
-            _right.setdefault(kernels._run, set()).add(kind)
+        if wrong is None:
+            right.add(kind)
         return wrong
 
     return attempted(checked)

@@ -16,6 +16,7 @@ from ingot.engine.speculation.lookup import LookupProposer
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import Kernel, KernelKind, LaunchConfig, kernel_kind
+from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.models.adapter import adapt_model
 from ingot.models.layers.gpu_linear import swap_dense_layers
 from tests import engines, tiny
@@ -40,7 +41,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[KernelKind]:
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> set[KernelKind]:
-    """All kinds that were to be compiled at once so far."""
+    """All kinds that were to be compiled at once so far, by launchers that have met none before."""
+    kernel_launcher.cache_clear()
     kinds: set[KernelKind] = set()
 
     prepare = Emulator.prepare

@@ -33,19 +33,26 @@ def test_what_is_off_by_more_than_its_bound_or_no_number_is_wrong(
     assert Case("differs by {off}", found, ONES, bound).wrong() == wrong
 
 
+class Run:
+    """A launcher with a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
 class Doubling(Launched):
     def __init__(self, run: Any) -> None:
         self._run = run
 
     @property
-    def run(self) -> Any:
-        return self._run
+    def run(self) -> str:
+        return str(self._run.name)
 
 
 def test_all_cases_are_rehearsed_before_the_first_is_compared_and_none_behind_the_first_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selfcheck, "compile_kernels", lambda device, rehearsed: rehearsed("rehearsed"))
+    monkeypatch.setattr(selfcheck, "compile_kernels", lambda device, rehearsed: rehearsed(Run("rehearsed")))
     met: list[tuple[str, int]] = []
 
     def cases(kernels: Doubling) -> Iterator[Case]:
@@ -53,7 +60,7 @@ def test_all_cases_are_rehearsed_before_the_first_is_compared_and_none_behind_th
             met.append((kernels.run, number))
             yield Case(f"case {number} differs", mx.array(2 * min(number, 0)), mx.array(2 * number))
 
-    assert check_cases(GPU, lambda: Doubling("launched"), cases) == "case 1 differs"
+    assert check_cases(GPU, "doubling", lambda: Doubling(Run("launched")), cases) == "case 1 differs"
     assert met == [*(("rehearsed", number) for number in range(3)), ("launched", 0), ("launched", 1)]
 
 
@@ -61,7 +68,27 @@ def test_a_kernel_that_cannot_be_made_does_not_run() -> None:
     def make() -> Doubling:
         raise ValueError("no such\n  instruction")
 
-    assert check_cases(GPU, make, lambda kernels: []) == "does not run: no such instruction"
+    assert check_cases(GPU, "none", make, lambda kernels: []) == "does not run: no such instruction"
+
+
+def test_what_was_right_once_is_not_checked_again_with_the_same_launcher_and_what_was_wrong_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selfcheck, "compile_kernels", lambda device, rehearsed: None)
+    checked: list[int] = []
+
+    def verdict(kind: str, run: Run, found: int) -> str | None:
+        def cases(kernels: Doubling) -> Iterator[Case]:
+            checked.append(found)
+            yield Case("differs", mx.array(found), mx.array(2))
+
+        return check_cases(GPU, kind, lambda: Doubling(run), cases)
+
+    first, other = Run("first"), Run("other")
+    assert verdict("a", first, 1) == verdict("a", first, 1) == "differs"
+    assert verdict("a", first, 2) is None and checked == [1, 1, 2]
+    assert verdict("a", first, 1) is None and checked == [1, 1, 2]
+    assert verdict("b", first, 1) == verdict("a", other, 1) == "differs"
 
 
 def test_each_kind_is_checked_once_and_the_first_way_that_is_right_is_taken() -> None:

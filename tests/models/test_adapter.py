@@ -128,7 +128,11 @@ def wavering(seed: int, bits: int | None = 4) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("seed", "device"), [(0, METAL), (1, METAL), (0, engines.GPU)], ids=["0", "1", "cuda"])
+@pytest.mark.parametrize(
+    ("seed", "device"),
+    [(0, METAL), pytest.param(1, METAL, marks=pytest.mark.slow), (0, engines.GPU)],
+    ids=["0", "1", "cuda"],
+)
 def test_a_mixture_whose_router_wavers_is_loaded_and_shares_launches(seed: int, device: Device) -> None:
     made = adapt_model(wavering(seed), WAVERING, device)
     assert (made.ragged, made.mixed, made.notes) == (True, True, ())
@@ -205,6 +209,7 @@ def test_activations_of_8_bits_do_not_keep_a_model_from_mixing_its_rows(uneven_g
     assert not any("family" in note for note in made.notes)
 
 
+@pytest.mark.slow
 def test_gemma_shares_launches_under_the_rules_of_a_gpu(uneven_gemma: Path) -> None:
     made = load_model_adapter(uneven_gemma, engines.GPU)
     assert (made.ragged, made.mixed) == (True, True)

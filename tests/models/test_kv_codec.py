@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +53,23 @@ from ingot.upstream import caches, create_attention_mask
 from tests import engines, launches, tiny
 from tests.engines import GPU
 from tests.memory import freed_at_once, pretended, settled
+from tests.models.draft_heads import making
 
 HYBRID = Path(mtp_acceptance.__file__).parent / "models" / "hybrid"
 
 
-def with_head(device: Device) -> ModelAdapter:
-    adapter = load_model_adapter(HYBRID, device)
-    source = find_head(HYBRID, adapter.config)
+def with_head(folder: Path, device: Device) -> ModelAdapter:
+    made = making.make("qwen3_5")
+    making.write(folder, made.config, files={"model.safetensors": {**made.base, **making.named(made)}})
+    adapter = load_model_adapter(folder, device)
+    source = find_head(folder, adapter.config)
     assert source is not None
     return replace(adapter, head=load_mtp_head(source, adapter))
 
 
 @pytest.mark.parametrize("device", [None, GPU], ids=["cpu", "gpu"])
-def test_a_heads_layers_have_storage_and_a_place_in_records(device: Device | None) -> None:
-    adapter = with_head(device or current_device())
+def test_a_heads_layers_have_storage_and_a_place_in_records(device: Device | None, tmp_path: Path) -> None:
+    adapter = with_head(tmp_path, device or current_device())
     rows = adapter.new_batch_state()
     form = record_form_of(adapter, rows)
     assert all(state.storage is not None for state in rows.states if isinstance(state, AppendState))
@@ -119,8 +123,12 @@ def on_a_gpu(device: Device = engines.GPU) -> ModelAdapter:
     return adapt_model(random_models.build(READ, spread=0.2, dtype=mx.bfloat16), READ, device)
 
 
+shared_gpu = cache(on_a_gpu)
+"""One that no test changes."""
+
+
 def live_on_a_gpu() -> ModelAdapter:
-    return with_kv_codec(on_a_gpu(), CODEC)
+    return with_kv_codec(shared_gpu(), CODEC)
 
 
 def predicted_bytes(footprint: Footprint, part: PassPart) -> int:
@@ -201,7 +209,7 @@ def test_where_a_kernel_over_coded_pages_is_wrong_they_are_unpacked_and_that_is_
     monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     right = live_on_a_gpu()
     monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
-    wrong = live_on_a_gpu()
+    wrong = with_kv_codec(on_a_gpu(), CODEC)
     assert not any("kv_codec" in note for note in right.notes)
     [note] = [note for note in wrong.notes if "kv_codec" in note]
     assert note.startswith("kv_codec is unpacked for every step, slower: a kernel") and reason in note
@@ -228,7 +236,7 @@ def test_prompts_see_the_same_whether_kernels_unpack_pages_or_plain_operations(m
     monkeypatch.setattr(tail, "RAW_TAIL_TOKENS", 64)
     by_kernels = live_on_a_gpu()
     monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
-    plainly = live_on_a_gpu()
+    plainly = with_kv_codec(on_a_gpu(), CODEC)
     [note] = [note for note in plainly.notes if "kv_codec" in note]
     assert note.startswith("kv_codec is unpacked by plain operations for prompts, slower: a kernel attend differs by")
     assert plainly.footprint.scratch > by_kernels.footprint.scratch
@@ -292,7 +300,7 @@ def test_what_prompts_over_coded_pages_take_is_predicted(monkeypatch: pytest.Mon
 def test_pages_are_gathered_where_no_kernel_reads_them_as_they_lie() -> None:
     """Metal has no kernel for prompts; keys of three bits have none on any GPU."""
     each = READ["num_key_value_heads"] * 2 * READ["head_dim"] * 2
-    cuda, metal = on_a_gpu(), on_a_gpu(METAL)
+    cuda, metal = shared_gpu(), on_a_gpu(METAL)
     assert cuda.footprint.gathered == GatherCost(0, 0, MOST_QUERIES)
     assert metal.footprint.gathered == GatherCost(0, each, MOST_QUERIES)
     for adapter, codec, few in ((cuda, "turbo3", each), (metal, "k8v4", each)):

@@ -33,17 +33,20 @@ def needs_of(path: Path, device: Device) -> MemoryNeeds:
     return found
 
 
-def assert_true(found: MemoryNeeds, folder: Path, device: Device) -> None:
+def assert_true(folder: Path, device: Device, *others: Path) -> None:
+    """Of a folder, and of other files with the same model."""
     adapter = load_model_adapter(folder, device)
-    assert found.weights == pytest.approx(adapter.weight_bytes, rel=0.03)
-    assert found.per_token == adapter.footprint.token
-    assert found.context == adapter.context
+    for path in (folder, *others):
+        found = needs_of(path, device)
+        assert found.weights == pytest.approx(adapter.weight_bytes, rel=0.03)
+        assert found.per_token == adapter.footprint.token
+        assert found.context == adapter.context
 
 
 def test_it_is_true_of_the_default_model() -> None:
     folder = ensure_packaged_model(DEFAULT_MODEL, Settings(), no_progress)
     found = needs_of(folder, CPU)
-    assert_true(found, folder, CPU)
+    assert_true(folder, CPU)
     assert found.at_full_context == found.per_token * found.context
 
 
@@ -54,15 +57,13 @@ def test_it_is_true_of_a_q4_k_m_file_before_and_after_it_is_converted(
     device: Device, architecture: str, tmp_path: Path
 ) -> None:
     folder = converted(as_q4_k_m(tiny_model(architecture)), tmp_path)
-    for path in (folder, tmp_path / "tiny.gguf"):
-        assert_true(needs_of(path, device), folder, device)
+    assert_true(folder, device, tmp_path / "tiny.gguf")
 
 
 @pytest.mark.parametrize("kind", [Kind.Q5_0, Kind.Q8_0, Kind.BF16, Kind.F32, Kind.Q3_K], ids=lambda kind: kind.name)
 def test_it_is_true_of_other_formats(kind: Kind, tmp_path: Path) -> None:
     folder = converted(tiny_model("llama", kinds=[kind]), tmp_path)
-    for path in (folder, tmp_path / "tiny.gguf"):
-        assert_true(needs_of(path, CPU), folder, CPU)
+    assert_true(folder, CPU, tmp_path / "tiny.gguf")
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])

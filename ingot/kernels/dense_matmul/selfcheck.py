@@ -84,7 +84,8 @@ def compile_dense_kernels(device: Device, layers: Iterable[DenseWeights]) -> Non
 
 def check_dense_product(device: Device, weights: DenseWeights, tuning: DenseTuning = DENSE_TUNING) -> str | None:
     """The first wrong product of a layer on this device; None where all are right."""
-    return check_cases(device, lambda: dense_product(device, tuning), lambda product: _cases(product, weights))
+    kind = ("dense", weights.kind, tuning)
+    return check_cases(device, kind, lambda: dense_product(device, tuning), lambda product: _cases(product, weights))
 
 
 def race_dense_product(

@@ -41,9 +41,9 @@ def check_delta_kernels(device: Device, shape: DeltaShape, dtype: mx.Dtype) -> s
     decays = {name: _random(random, shape.value_heads) for name in ("a_log", "dt_bias")}
     return check_cases(
         device,
+        ("delta", shape, dtype),
         lambda: delta_kernels(device, shape, dtype, filter=filter, **decays),
         lambda kernels: _cases(kernels, dtype, filter[..., 0], decays),
-        kind=(device, shape, dtype),
     )
 
 

@@ -45,6 +45,7 @@ FLAGS = (
     "-ffp-contract=off",
     "-fno-stack-protector",
     "-U_FORTIFY_SOURCE",
+    "-nostdlib",  # this process has it
 )
 TYPES = {mx.float32: "float", mx.float16: "Half", mx.bfloat16: "Brain", mx.int32: "int"}
 _ONE_AT_A_TIME = threading.Lock()
@@ -150,7 +151,7 @@ def _compile(program: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         source, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(program)
-        command = [COMPILER, *FLAGS, "-w", "-shared", "-fPIC", "-o", str(made), str(source)]
+        command = [COMPILER, *FLAGS, "-w", "-shared", "-fPIC", "-o", str(made), str(source), "-lgcc"]
         plainly = {**os.environ, "LC_ALL": "C"}
         outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=plainly)
         if outcome.returncode != 0:

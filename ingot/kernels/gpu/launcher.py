@@ -66,6 +66,10 @@ class Launched:
 
     _run: Launcher
 
+    @property
+    def launcher(self) -> Launcher:
+        return self._run
+
     def by(self, run: Launcher) -> Self:
         other = copy(self)
         other._run = run

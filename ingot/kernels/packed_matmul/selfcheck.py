@@ -87,6 +87,7 @@ def check_packed_product(device: Device, weights: PackedWeights) -> str | None:
     cases = _products if weights.experts is None else _gathered
     return check_cases(
         device,
+        ("packed", *_packed_key(weights)),
         lambda: packed_product(device, weights.packing, weights.scales.dtype),
         lambda product: cases(product, weights),
     )
@@ -100,7 +101,9 @@ def check_scratch(device: Device, scratch: UnpackScratch, weights: PackedWeights
         # Weights are rounded, too.
         yield from _ends(f"unpack differs for {weights}", scratch.multiply(x, weights), x, weights, slack=2)
 
-    return check_cases(device, lambda: scratch, cases)
+    return check_cases(
+        device, ("unpacked", weights.packing, weights.scales.dtype, weights.scales.shape), lambda: scratch, cases
+    )
 
 
 def _products(product: PackedProduct, weights: PackedWeights) -> Iterator[Case]:

@@ -208,6 +208,10 @@ class PagedAttention(Launched):
     def dtype(self) -> mx.Dtype:
         return self._dtype
 
+    @property
+    def tuning(self) -> AttentionTuning:
+        return self._tuning
+
     def coded_widths(self, coded: CodedShape) -> list[int]:
         """Like `widths`, of the kernels that read such pages."""
         return sorted({self._cut(width, coded).attend: width for width in WIDTHS}.values())

@@ -47,12 +47,12 @@ def check_paged_attention(
     `options` they attend is as `PagedAttention` takes it."""
     if not has_paged_kernels(device):
         return f"no kernels for {device.name}"
-    asked = {**options, "sinks": options.get("sinks") is not None}
+    kinds = frozenset((name, value is not None if name == "sinks" else value) for name, value in options.items())
     return check_cases(
         device,
+        ("attention", shape, dtype, slabs, tuning, kinds),
         lambda: paged_attention(device, shape, dtype, tuning=tuning, **options),
         lambda attention: _AttentionTrial(attention, slabs).cases(options),
-        kind=(device, shape, dtype, slabs, tuning, *sorted(asked.items())),
     )
 
 
@@ -215,7 +215,10 @@ def check_coded(
     right."""
     widths = [_PROMPT_QUERIES] if prompts else attention.coded_widths(sample.shape)
     return check_cases(
-        device, lambda: attention, lambda attention: _CodedTrial(attention, sample).cases(widths, options)
+        device,
+        ("coded", sample.shape, attention.shape, attention.dtype, attention.tuning, *widths, *options.items()),
+        lambda: attention,
+        lambda attention: _CodedTrial(attention, sample).cases(widths, options),
     )
 
 
@@ -275,7 +278,10 @@ def check_rope(
     if not has_paged_kernels(device):
         return f"no kernels for {device.name}"
     return check_cases(
-        device, lambda: rope_kernel(device, shape, dtype, norms), lambda turn: _cases(turn, shape, dtype, norms, slabs)
+        device,
+        ("rope", shape, dtype, slabs),
+        lambda: rope_kernel(device, shape, dtype, norms),
+        lambda turn: _cases(turn, shape, dtype, norms, slabs),
     )
 
 

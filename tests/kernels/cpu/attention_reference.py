@@ -64,18 +64,19 @@ class Reference:
         return empty(pages, self.kv_heads, page, self.size, mx.float16 if self.halves else mx.float32)
 
     def __call__(self, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        count = len(q)
+        """Queries may be those of the last tokens alone."""
+        count, tokens = len(q), len(k)
         q, k, v = (x.astype(np.float64) for x in (q, k, v))
         q = q.reshape(count, self.heads, -1)
         q, gate = q[..., : self.size], q[..., self.size :]
-        k, v = (x.reshape(count, self.kv_heads, self.size) for x in (k, v))
+        k, v = (x.reshape(tokens, self.kv_heads, self.size) for x in (k, v))
         if self.norm is not None:
             q, k = (self._normed(x, w.astype(np.float64)) for x, w in zip((q, k), self.weights, strict=True))
-        q, k = self._turned(q), self._turned(k)
+        q, k = (self._turned(x, tokens) for x in (q, k))
         if self.halves:
             k, v = (x.astype(np.float16).astype(np.float64) for x in (k, v))
         out = np.empty((count, self.heads, self.size))
-        behind = np.arange(count)[:, None] - np.arange(count)
+        behind = np.arange(tokens - count, tokens)[:, None] - np.arange(tokens)
         hidden = (behind < 0) | ((behind >= self.window) if self.window else False)
         for head in range(self.heads):
             own = head * self.kv_heads // self.heads
@@ -84,8 +85,8 @@ class Reference:
                 scores = self.cap * np.tanh(scores / self.cap)
             scores[hidden] = -np.inf
             sink = np.full((count, 1), self.sinks[head] if self.sunk else -np.inf)
-            weights = np.exp(scores - np.maximum(scores.max(axis=1, keepdims=True), sink))
-            rest = np.exp(sink - np.maximum(scores.max(axis=1, keepdims=True), sink))
+            most = np.maximum(scores.max(axis=1, keepdims=True), sink)
+            weights, rest = np.exp(scores - most), np.exp(sink - most)
             out[:, head] = weights / (weights.sum(axis=1, keepdims=True) + rest) @ v[:, own]
         if self.gated:
             out = out / (1 + np.exp(-gate))
@@ -98,11 +99,11 @@ class Reference:
             weight = weight.reshape(x.shape[1:])
         return (shaped / np.sqrt((shaped**2).mean(axis=-1, keepdims=True) + EPS) * weight).reshape(x.shape)
 
-    def _turned(self, x: np.ndarray) -> np.ndarray:
+    def _turned(self, x: np.ndarray, tokens: int) -> np.ndarray:
         if not self.dims:
             return x
-        positions = np.arange(len(x)) if self.positions is None else self.positions
-        angles = positions[:, None, None] * self.angles.astype(np.float64)
+        positions = np.arange(tokens) if self.positions is None else self.positions
+        angles = positions[-len(x) :, None, None] * self.angles.astype(np.float64)
         half = self.dims // 2
         first = slice(0, self.dims, 2) if self.neighbours else slice(0, half)
         second = slice(1, self.dims, 2) if self.neighbours else slice(half, self.dims)

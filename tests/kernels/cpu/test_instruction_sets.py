@@ -22,8 +22,9 @@ TOLD = (
 
 
 @pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+@pytest.mark.parametrize("cases", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512vnni"])
-def test_slower_instruction_sets_give_the_same_numbers(isa: str) -> None:
+def test_slower_instruction_sets_give_the_same_numbers(isa: str, cases: str) -> None:
     if os.environ.get("INGOT_ISA"):
         pytest.skip("already running with another instruction set")
     environment = {**os.environ, "INGOT_ISA": isa}
@@ -34,6 +35,6 @@ def test_slower_instruction_sets_give_the_same_numbers(isa: str) -> None:
     if used != isa and isa != "portable":
         pytest.skip(f"this machine has no {isa}")
     assert used == isa
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", TOLD, *FILES]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", cases, "-k", TOLD, *FILES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice(
 PAGES = (64, 128, 256, 512)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize("window", [0, 90, 700])
 @pytest.mark.parametrize("halves", [False, True])

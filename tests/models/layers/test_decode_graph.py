@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def adapted(kind: str) -> ModelAdapter:
     return adapt_model(model, PLAIN, engines.GPU)
 
 
+@cache
+def shared(kind: str) -> ModelAdapter:
+    """The same for all tests that leave it as it is."""
+    return adapted(kind)
+
+
 def stacked(adapter: ModelAdapter) -> DecodeGraphs:
     stack = decode_graphs_of(adapter.model)
     assert stack is not None
@@ -67,7 +74,7 @@ class Session:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = adapted(kind)
+    adapter = shared(kind)
     stack, found = stacked(adapter), []
     assert stack.refusal is None and adapter.steps is None
     for plainly in (False, True):
@@ -104,7 +111,7 @@ def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
-    adapter = adapted(kind)
+    adapter = shared(kind)
     alone, among = Session(adapter, [70]), Session(adapter, [70, 3, 20])
     for token in (9, 8, 7):
         one = alone.run([token], [ForwardPart(tuple(alone.rows), 1)])
@@ -112,7 +119,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
 
 
 def test_guessed_tokens_have_the_bits_of_single_ones() -> None:
-    adapter = adapted("plain")
+    adapter = shared("plain")
     stack = stacked(adapter)
     single, drafting = Session(adapter, [20, 30]), Session(adapter, [20, 30])
     one_by_one = [single.run([token, 6], [ForwardPart(tuple(single.rows), 1)])[0] for token in (9, 8, 7)]
@@ -124,7 +131,7 @@ def test_guessed_tokens_have_the_bits_of_single_ones() -> None:
 
 
 def test_steps_of_some_more_rows_or_guesses_are_the_same_graph() -> None:
-    adapter = adapted("plain")
+    adapter = shared("plain")
     stack, session, alone = stacked(adapter), Session(adapter, [3, 20, 30, 70, 5]), Session(adapter, [3])
     for counts, made in (((8,), True), ((5, 6, 7), False), ((1,), True)):
         before = stack.graph_count
@@ -138,7 +145,7 @@ def test_steps_of_some_more_rows_or_guesses_are_the_same_graph() -> None:
 
 
 def test_graphs_outlive_the_pages_that_they_were_made_with() -> None:
-    adapter = adapted("plain")
+    adapter = shared("plain")
     stack, long = stacked(adapter), Session(adapter, [70])
     before = [long.run([token], [ForwardPart(tuple(long.rows), 1)]) for token in (9, 8)]
     made = stack.graph_count
@@ -173,16 +180,16 @@ def test_graphs_are_made_before_they_are_asked_for_where_that_takes_time(monkeyp
     assert stack.graph_count == made
 
 
-def test_it_is_known_how_many_tokens_a_graph_takes() -> None:
-    adapter = adapted("plain")
+def test_it_is_known_how_many_tokens_a_graph_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = shared("plain")
     stack = stacked(adapter)
     assert adapter.graph_tokens == stack.most_tokens
-    stack.refusal = "it is not wanted"
+    monkeypatch.setattr(stack, "refusal", "it is not wanted")
     assert adapter.graph_tokens == math.inf
 
 
 def test_prompts_are_run_by_the_layers_themselves() -> None:
-    adapter = adapted("plain")
+    adapter = shared("plain")
     stack = stacked(adapter)
     before = len(stack._replays)
     Session(adapter, [MOST_QUERIES + 1, FEW_ROWS + 1])

@@ -132,7 +132,7 @@ def _is_window(cache: Any) -> bool:
     return any(isinstance(part, caches.RotatingKVCache) for part in parts)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(name: str) -> None:
     check(name, current_device())
