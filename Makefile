@@ -50,11 +50,11 @@ test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
 
 test-all: check test test-slow test-clients test-packages test-oracle soak cycles
 
-soak: $(VENV)/.ready-test $(VENV)/.ready-kernels
+soak: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	for model in all-minilm-l6-v2 whisper-tiny.en; do $(BIN)/ingot pull $$model || exit 1; done
 	$(BIN)/python -m bench.soak $(ARGS)
 
-cycles: $(VENV)/.ready-test $(VENV)/.ready-kernels
+cycles: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m bench.unloading $(ARGS)
 

@@ -101,9 +101,11 @@ def _is_in_part(item: pytest.Item, number: int, parts: int) -> bool:
 
 
 def _chooses_its_rules(item: pytest.Item) -> bool:
-    """Whether it would do the same by the rules that it is run by."""
+    """Whether the rules that it is to be run by mean nothing to it."""
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("rules", "cpu") != "cpu" and "gpu" in item.name
+    if callspec is None or callspec.params.get("rules", "cpu") == "cpu":
+        return False
+    return "gpu" in item.name or item.get_closest_marker("cpus") is not None
 
 
 def read_unsteady_tests() -> dict[str, dict[str, Any]]:

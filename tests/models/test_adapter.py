@@ -35,6 +35,8 @@ from tests.launches import computed, prompt_logits
 from tests.models.gguf.making import tiny_model
 from tests.models.layers import family_configs
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 natively = pytest.mark.skipif(
     not native.available() or current_device().kind != "cpu", reason="native kernels attend on CPUs"
 )
@@ -57,12 +59,14 @@ def kept(adapter: ModelAdapter) -> set[mx.Dtype]:
     return {array.dtype for storage in stored for array in (*storage.keys, *storage.values)}
 
 
+@pytest.mark.cpus
 @natively
 @pytest.mark.parametrize("name", [FUSED, MIXED, HYBRID])
 def test_native_attention_keeps_keys_and_values_in_16_bits(name: str) -> None:
     assert kept(adapted(name)) == {mx.float16}
 
 
+@pytest.mark.cpus
 @natively
 @pytest.mark.parametrize("name", [FUSED, MIXED, HYBRID])
 def test_a_stated_number_format_keeps_them_as_they_are_computed(name: str) -> None:
@@ -73,6 +77,7 @@ def test_keys_and_values_that_mlx_reads_stay_as_they_are_computed() -> None:
     assert adapted(LATENT).kept is None
 
 
+@pytest.mark.cpus
 @natively
 @pytest.mark.parametrize("name", [FUSED, MIXED])
 def test_half_the_bytes_take_half_the_memory(name: str) -> None:
@@ -80,6 +85,7 @@ def test_half_the_bytes_take_half_the_memory(name: str) -> None:
     assert [(window, 2 * size) for window, size in narrow.groups] == list(wide.groups)
 
 
+@pytest.mark.cpus
 @natively
 @pytest.mark.parametrize("kind", ["llama", "hybrid", "window", "moe"])
 def test_rounding_keys_and_values_changes_little(kind: str) -> None:
@@ -149,6 +155,7 @@ def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it
     assert re.search(r"computed one after another: .* cannot mix them \(logits differ by 0\.\d+ of their range\)", note)
 
 
+@pytest.mark.cpus
 @natively
 @pytest.mark.parametrize(("kind", "ours"), [("llama", FusedLayers), ("hybrid", NativeRecurrence)])
 def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_used(
@@ -202,6 +209,7 @@ def uneven_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
+@pytest.mark.cpus
 @pytest.mark.skipif(current_device().kind != "cpu", reason="GPUs round no activations")
 def test_activations_of_8_bits_do_not_keep_a_model_from_mixing_its_rows(uneven_gemma: Path) -> None:
     made = load_model_adapter(uneven_gemma, current_device())
@@ -240,6 +248,7 @@ def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
     assert together == alone
 
 
+@pytest.mark.cpus
 @pytest.mark.skipif(not native.available(), reason="needs the native kernels")
 def test_the_number_formats_are_reported_as_they_are(uneven_gemma: Path) -> None:
     assert (

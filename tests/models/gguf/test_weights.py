@@ -35,9 +35,13 @@ from tests.models.gguf.making import TinyModel, as_q4_k_m, random_rows, tiny_mod
 from tests.models.gguf.test_importer import TOKENS, converted, expected_logits
 from tests.models.gguf.test_moe_architectures import HIDDEN, as_gguf, original
 
+pytestmark = pytest.mark.usefixtures("rules")
+
 CPU = Device("cpu", "a CPU", 1 << 34)
 NATIVE = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
-READERS = pytest.mark.parametrize("lazy", [pytest.param(True, marks=NATIVE), False], ids=["lazily", "at once"])
+READERS = pytest.mark.parametrize(
+    "lazy", [pytest.param(True, marks=[NATIVE, pytest.mark.cpus]), False], ids=["lazily", "at once"]
+)
 
 
 def both(model: TinyModel, folder: Path) -> tuple[Path, Path]:
@@ -106,6 +110,7 @@ def test_a_file_with_a_head_that_guesses_further_tokens_is_converted_whole(tmp_p
     assert references_in(both(model, tmp_path)[1]) is None
 
 
+@pytest.mark.cpus
 @NATIVE
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_a_model_with_a_large_vocabulary_takes_a_tenth_more_than_its_file_at_most_and_stores_no_weights(
@@ -135,6 +140,7 @@ def opened(path: Path) -> int:
     return there.count(str(path)) + maps.count(str(path))
 
 
+@pytest.mark.cpus
 @NATIVE
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not tell which files are open")
 def test_a_loaded_model_has_its_file_neither_open_nor_mapped(tmp_path: Path) -> None:
@@ -148,6 +154,7 @@ def test_a_loaded_model_has_its_file_neither_open_nor_mapped(tmp_path: Path) -> 
     assert np.array_equal(before, prompt_logits(adapter, TOKENS))
 
 
+@pytest.mark.cpus
 @NATIVE
 def test_a_file_that_is_cut_short_while_it_is_read_is_an_error_in_words(tmp_path: Path) -> None:
     _, placed = both(tiny_model("llama", kinds=[Kind.Q8_0]), tmp_path)
@@ -294,7 +301,8 @@ def unpacked(module: Any) -> np.ndarray:
     return np.array(mx.dequantize(module.weight, module.scales, module.biases, 32, module.bits).astype(mx.float32))
 
 
-@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+@pytest.mark.cpus
+@NATIVE
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_q4_k_m_file_takes_as_much_memory_as_in_the_file_and_a_tenth_at_most(
@@ -307,14 +315,16 @@ def test_a_q4_k_m_file_takes_as_much_memory_as_in_the_file_and_a_tenth_at_most(
     assert isinstance(head, PackedEmbedding if tied else PackedLinear) and head.mode == "Q6_K"
 
 
-@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+@pytest.mark.cpus
+@NATIVE
 @KINDS
 def test_a_model_of_each_format_takes_as_much_memory_and_a_tenth_at_most(kind: Kind, tmp_path: Path) -> None:
     model = tiny_model("llama", kinds=[kind])
     assert load_model_adapter(converted(model, tmp_path), CPU).weight_bytes <= 1.1 * file_bytes(model)
 
 
-@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+@pytest.mark.cpus
+@NATIVE
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_a_q4_k_m_model_computes_what_its_dense_weights_compute(architecture: str, tmp_path: Path) -> None:
     model = as_q4_k_m(tiny_model(architecture))
