@@ -152,7 +152,7 @@ def start(
     `specprefill` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of
     adapters, and `loop` is one that it shares with other engines."""
     settings = Settings(
-        context=context,
+        context=min(context, tiny.CONFIGS[kind].get("max_position_embeddings", context)),
         prefill_chunk=widest,
         speculate="off" if eagle is None else f"eagle:{eagle}",
         kv_codec=str(live.name),

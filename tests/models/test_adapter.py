@@ -239,7 +239,7 @@ def test_gemma_answers_alike_alone_and_among_rows_of_unlike_length(
         )
         for number, length in enumerate((90, 2, 37, 9, 150, 61))
     ]
-    engine = engines.start("gemma3_text", context=512, device=device)
+    engine = engines.start("gemma3_text", device=device)
     alone = [engines.text_of(engines.answer(engine, request)) for request in requests]
     streams = [engine.generate(request) for request in requests]
     together = [engines.text_of([event for batch in stream for event in batch]) for stream in streams]
