@@ -151,8 +151,9 @@ def start(
     put into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
     `specprefill` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of
     adapters, and `loop` is one that it shares with other engines."""
+    stated = tiny.CONFIGS[kind] | tiny.CONFIGS[kind].get("text_config", {})
     settings = Settings(
-        context=min(context, tiny.CONFIGS[kind].get("max_position_embeddings", context)),
+        context=min(context, stated.get("max_position_embeddings", context)),
         prefill_chunk=widest,
         speculate="off" if eagle is None else f"eagle:{eagle}",
         kv_codec=str(live.name),
