@@ -105,7 +105,8 @@ def _chooses_its_rules(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     if callspec is None or callspec.params.get("rules", "cpu") == "cpu":
         return False
-    return "gpu" in item.name or item.get_closest_marker("cpus") is not None
+    chosen = any(type(value).__name__ == "Device" for value in callspec.params.values())
+    return chosen or "gpu" in item.name or item.get_closest_marker("cpus") is not None
 
 
 def read_unsteady_tests() -> dict[str, dict[str, Any]]:

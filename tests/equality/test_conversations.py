@@ -14,6 +14,7 @@ from ingot.engine.engine import Engine
 from tests import talking
 from tests.talking import Answered, Talk, computed_anew, echo, result, spoken, system, user
 
+pytestmark = pytest.mark.sampled(3)
 ALL = list(talking.KINDS)
 Messages = list[dict[str, Any]]
 

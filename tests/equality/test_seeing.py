@@ -23,6 +23,7 @@ from tests.engines import GPU, answer
 from tests.models.vision.looking import Frames, drawn_frame, prompt_with, saved
 from tests.seeing_engines import ROOMY, asked, looks_of, start_seeing
 
+pytestmark = pytest.mark.sampled(2)
 FAMILIES = ("qwen3_vl", "qwen3_5")
 MIXES = (["image"], ["image", "image"], ["video", "image"], [])
 
