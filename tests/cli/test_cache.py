@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ PROMPT = list(range(1, 40))
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
+    """Its model has no files to identify it by."""
     engine = engines.start("llama", cache_bytes=1 << 22)
+    engine._loaded = replace(engine._loaded, folder=None)
     with running(engine, settings()) as made:
         ServerClient(made).post("completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
         yield made

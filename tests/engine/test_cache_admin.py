@@ -219,6 +219,7 @@ def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tm
 
 def test_a_model_without_files_cannot_be_known_again(tmp_path: Path) -> None:
     engine = engines.start("llama", cache_bytes=1 << 20)
+    engine._loaded = replace(engine._loaded, folder=None)
     with pytest.raises(Unsupported, match="no files"):
         engine.kept.export("", tmp_path / "kept", SECRET)
     engine.close()
