@@ -4,8 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# how many tests run at once: as many as there are cores, up to four; 0 runs them one after another
-JOBS ?= auto
+# how many tests run at once: some of them wait; 0 runs them one after another
+JOBS ?= 3
 # when a slow test counts as hanging
 FOREIGN := --timeout=900 -o faulthandler_timeout=1000
 AT_LENGTH := --timeout=3600 -o faulthandler_timeout=3700
@@ -41,11 +41,11 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist loadfile --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
 		$(if $(PART),--part $(PART)) $(ARGS)
 
 test-all: check test test-slow test-clients test-packages test-oracle soak cycles

@@ -92,7 +92,7 @@ def test_a_sequence_longer_than_windows_and_pages_gives_the_same_logits(kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 3)
 @given(
     moves=st.lists(
         st.tuples(

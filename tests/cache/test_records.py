@@ -120,7 +120,7 @@ def test_a_row_is_never_longer_than_what_it_holds(kind: str, gap: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*LAYER_KINDS, pytest.param("moe", marks=pytest.mark.slow)])
-@settings(max_examples=8)
+@settings(max_examples=settings().max_examples // 5)
 @example(cuts=[1, 13])  # the window leaves out a token between them
 @example(cuts=[12, 13])  # and the first one
 @given(cuts=st.lists(st.integers(1, 250), min_size=1, max_size=4, unique=True).map(sorted))

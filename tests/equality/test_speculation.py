@@ -165,6 +165,7 @@ def held(grammars: Grammars) -> list[CompiledGrammar]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("right", [0.3, 1.0])
 def test_guesses_change_no_token_of_a_constrained_answer(
     pair: tuple[Engine, Engine, Rehearsed], grammars: Grammars, right: float

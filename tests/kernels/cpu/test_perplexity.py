@@ -21,7 +21,7 @@ from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.upstream import load_model
 from tests.launches import prompt_logits
 
-TOKENS = 256
+TOKENS = 128
 TEXT = Path(__file__).parents[3] / "foundry" / "held_out.txt.xz"
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")

@@ -52,7 +52,7 @@ def predicted(
     ("device", "seeds"),
     [
         pytest.param(None, range(8), id="here"),
-        pytest.param(GPU, range(1), id="as-on-a-gpu"),
+        pytest.param(GPU, range(1), id="as-on-a-gpu", marks=pytest.mark.slow),
         pytest.param(None, range(16), id="here, often", marks=pytest.mark.slow),
         pytest.param(GPU, range(8), id="as-on-a-gpu, often", marks=pytest.mark.slow),
     ],
