@@ -53,6 +53,8 @@ test-all: check test test-slow test-clients test-packages test-oracle soak cycle
 soak: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	for model in all-minilm-l6-v2 whisper-tiny.en; do $(BIN)/ingot pull $$model || exit 1; done
 	$(BIN)/python -m bench.soak $(ARGS)
+	$(if $(ARGS),,for model in hybrid window; do \
+		$(BIN)/python -m bench.soak --minutes 4 --model foundry/models/$$model --report build/soak-$$model || exit 1; done)
 
 cycles: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	$(BIN)/ingot pull

@@ -165,9 +165,3 @@ def test_a_soak_of_seconds_writes_a_report_with_its_verdict_and_a_plot(tmp_path:
     assert main(["--minutes", "0.2", "--report", str(tmp_path)]) == 0
     assert "nothing is wrong" in (tmp_path / "report.md").read_text()
     assert {file.name for file in tmp_path.iterdir()} >= {"report.md", "samples.json", "memory.png", "memory.svg"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["hybrid", "window"])
-def test_a_server_that_was_kept_busy_fails_at_nothing_and_holds_nothing_at_the_end(model: str, tmp_path: Path) -> None:
-    assert main(["--minutes", "4", "--model", str(FOLDERS / model), "--report", str(tmp_path)]) == 0
