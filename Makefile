@@ -43,7 +43,7 @@ test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 
-test-slow: $(VENV)/.ready-test $(VENV)/.ready-kernels
+test-slow: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
 		$(if $(PART),--part $(PART)) $(ARGS)
