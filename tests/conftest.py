@@ -11,8 +11,11 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+
+from tests.waiting import WAIT_S
 
 # On CUDA, mlx multiplies float32 in fewer bits by default, and how they round depends on how many rows there are.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
@@ -44,6 +47,10 @@ settings.load_profile("quick")
 # Hypothesis tries the constants of all modules that are imported, too: then examples depend on which tests ran before.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
+
+# httpx gives up after five seconds, which a busy machine may take.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, WAIT_S)
 
 
 ROOT = Path(__file__).parents[1]

@@ -83,7 +83,8 @@ async def refuse_route(request: Request, error: Exception) -> Response:
     path, method = request.url.path, request.method
     if error.status_code == 405:
         matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-        allowed = ", ".join(sorted({method for route in matching for method in route.methods}))
+        longest = max((route.path for route in matching), key=len)  # a model's name may match more than its own path
+        allowed = ", ".join(sorted({name for route in matching if route.path == longest for name in route.methods}))
         reply_of(request.scope).headers.append(("allow", allowed))
         raise MethodNotAllowed(f"{path[:200]} takes {allowed}, not {method}.")
     meant = nearest_name(path[:200], [operation.path for operation in OPERATIONS])

@@ -35,12 +35,12 @@ from ingot.protocol.ollama.request import (
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.encoder_fields import (
     DimensionsField,
-    EncoderTokenIdsField,
+    EncoderField,
     PromptNameField,
     TaskModelField,
 )
 from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, OneOf, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField, TokenIdsField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 EMBEDDING_TEXT = Text(least=1)
-EMBEDDING_TOKENS = EncoderTokenIdsField(bounds.PROMPT_TOKENS)
+EMBEDDING_TOKENS = EncoderField(TokenIdsField(bounds.PROMPT_TOKENS))
 EMBEDDING_INPUT = Either(
     (
         EMBEDDING_TEXT,
@@ -178,7 +178,7 @@ class OllamaEmbedBody:
     )
     dimensions: int | None = accepts(DimensionsField(), "Cut vectors to this many numbers.")
     options: OllamaOptions | None = accepts(
-        ObjectOf(OllamaOptions), "Settled when the model was loaded; without effect."
+        EncoderField(ObjectOf(OllamaOptions)), "Settled when the model was loaded; without effect."
     )
     keep_alive: None = accepts(OllamaDurationField(), KEEP_ALIVE)
 
@@ -192,7 +192,7 @@ class OllamaOldEmbeddingBody:
     prompt: str = requires(OLLAMA_EMBED_TEXT, "A text.")
     model: str = accepts(OLLAMA_ENCODER_NAME, "A name of the embedding model.", default=DEFAULT_NAME)
     options: OllamaOptions | None = accepts(
-        ObjectOf(OllamaOptions), "Settled when the model was loaded; without effect."
+        EncoderField(ObjectOf(OllamaOptions)), "Settled when the model was loaded; without effect."
     )
     keep_alive: None = accepts(OllamaDurationField(), KEEP_ALIVE)
 

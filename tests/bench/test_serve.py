@@ -10,6 +10,7 @@ from bench.serve import QUICK, STREAM_WORDS, USUAL, Load, compare, measure_besid
 from ingot.cli.bench import LoadTarget
 from ingot.cli.client import ServerClient, ServerError
 from tests.cli.scripted import Answer, Script, scripted_server
+from tests.waiting import WAIT_S
 
 LOAD = Load((1, 3), 40, 4, rounds=2, requests_per_stream=2, least_requests=3, endpoint="chat")
 
@@ -58,7 +59,7 @@ def test_a_prompt_is_measured_by_itself_and_beside_a_stream_that_is_left_then() 
     with scripted_server(Script(answer=endless)) as script:
         plan = replace(LOAD.plan("name", 1, 0), output_tokens=1)
         found = measure_beside(target(script, is_ingot=True), plan, 1)
-        assert script.left.wait(10)
+        assert script.left.wait(WAIT_S)
     assert found.alone > 0 and found.kept == found.beside / found.alone
     asked = [len(prompt.split()) for prompt in prompts(script)]
     assert asked == [STREAM_WORDS, 10, 10], "in an odd round the stream comes first"

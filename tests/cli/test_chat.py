@@ -27,6 +27,7 @@ from ingot.cli.client import ServerClient
 from ingot.errors import ConfigError
 from tests.cli.scripted import Answer, Script, environment, scripted_server
 from tests.processes import INGOT, run
+from tests.waiting import WAIT_S
 
 
 def pipe(script: Script, home: Path, question: str, *flags: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -132,7 +133,7 @@ def test_a_conversation_goes_on_turn_by_turn(tmp_path: Path) -> None:
         screen.type("more")
         screen.until("Hello there")
         screen.type("/quit")
-        assert screen.process.wait(30) == 0
+        assert screen.process.wait(WAIT_S) == 0
     assert questions(script) == ["one", "two\nmore"]
     assert [message["content"] for message in script.bodies[1]["messages"]] == ["one", "Hello there", "two\nmore"]
     assert script.bodies[1]["seed"] == 7
@@ -145,7 +146,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         screen.until("Once")
         screen.process.send_signal(signal.SIGINT)
         screen.until("(stopped)")
-        assert script.left.wait(30), "the server was not told to stop"
+        assert script.left.wait(WAIT_S), "the server was not told to stop"
         screen.until("> ")
         screen.type("go on")
         screen.until("Once")
@@ -154,7 +155,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         screen.type("")  # readline may notice a signal that comes with its prompt only at the next key
         screen.until("/quit exits")
         screen.type("/quit")
-        assert screen.process.wait(30) == 0
+        assert screen.process.wait(WAIT_S) == 0
     assert [message["content"] for message in script.bodies[1]["messages"]] == ["tell me a story", "Once", "go on"]
 
 
@@ -166,7 +167,7 @@ def test_ctrl_c_stops_the_answer_of_a_chat_that_was_started_to_ignore_it(tmp_pat
         screen.until("Once")
         screen.process.send_signal(signal.SIGINT)
         screen.until("(stopped)")
-        assert script.left.wait(30), "the server was not told to stop"
+        assert script.left.wait(WAIT_S), "the server was not told to stop"
 
 
 def test_ctrl_c_ends_a_read_that_it_does_not_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,8 +178,8 @@ def test_ctrl_c_ends_a_read_that_it_does_not_interrupt(capsys: pytest.CaptureFix
     presses.start()
     try:
         with scripted_server(script):
-            _show_answer(ServerClient(script.url, timeout=10), ChatSession("scripted"), "tell me a story")
-            assert script.left.wait(30), "the server was not told to stop"
+            _show_answer(ServerClient(script.url, timeout=WAIT_S), ChatSession("scripted"), "tell me a story")
+            assert script.left.wait(WAIT_S), "the server was not told to stop"
     finally:
         presses.join()
         signal.signal(signal.SIGINT, before)
@@ -186,7 +187,7 @@ def test_ctrl_c_ends_a_read_that_it_does_not_interrupt(capsys: pytest.CaptureFix
 
 
 def press_ctrl_c(script: Script) -> None:
-    assert script.hangs.wait(30)
+    assert script.hangs.wait(WAIT_S)
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -198,7 +199,7 @@ def test_a_failed_answer_is_said_and_can_be_retried(tmp_path: Path) -> None:
         screen.type("/retry")
         screen.until("Hello there")
         screen.type("/quit")
-        assert screen.process.wait(30) == 0
+        assert screen.process.wait(WAIT_S) == 0
     assert questions(script) == ["hi", "hi"]
 
 
@@ -209,14 +210,14 @@ def test_what_was_typed_is_remembered_by_the_next_chat(tmp_path: Path) -> None:
             screen.type("remember me")
             screen.until("Hello there")
             screen.type("/quit")
-            assert screen.process.wait(30) == 0
+            assert screen.process.wait(WAIT_S) == 0
         assert "remember me" in history.read_text()
         assert history.stat().st_mode & 0o077 == 0
         with terminal(script, tmp_path) as screen:
             os.write(screen.master, b"\x10\x10\n")  # Ctrl-P twice: past /quit, to the question
             screen.until("Hello there")
             screen.type("/quit")
-            assert screen.process.wait(30) == 0
+            assert screen.process.wait(WAIT_S) == 0
     assert questions(script) == ["remember me", "remember me"]
 
 
@@ -229,7 +230,7 @@ def test_control_characters_of_a_model_never_reach_the_terminal(tmp_path: Path) 
         screen.type("hi")
         screen.until("x]0;evily")
         screen.type("/quit")
-        assert screen.process.wait(30) == 0
+        assert screen.process.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ingot.cli.client import EventLines, ServerClient, ServerError, chunk_delta
 from ingot.errors import ConfigError
 from tests.cli.scripted import Answer, Script, scripted_server
+from tests.waiting import WAIT_S
 
 BODY = {"stream": True, "messages": []}
 
@@ -49,7 +50,7 @@ def test_leaving_a_stream_closes_its_connection() -> None:
     with scripted_server(Script(answer=lambda _: Answer(hangs=True))) as script:
         with contextlib.closing(ServerClient(script.url).stream("chat/completions", BODY)) as chunks:
             next(chunks)
-        assert script.left.wait(10)
+        assert script.left.wait(WAIT_S)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from tests.cli.scripted import Script, environment, scripted_server
 from tests.http.running import running
 from tests.http.scripted import settings
 from tests.processes import INGOT, run
+from tests.waiting import WAIT_S
 
 CONTEXT = 40_960
 Launched = Callable[..., Done]
@@ -196,7 +197,7 @@ def test_being_told_to_end_is_passed_on(server: Script, tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)  # the terminal's, which the client gets from there
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 9
+        assert process.wait(WAIT_S) == 9
     finally:
         process.kill()
         process.wait()
@@ -338,7 +339,7 @@ def test_a_relay_ends_what_its_client_has_left(tmp_path: Path) -> None:
         connection = socket.create_connection(("127.0.0.1", int(relayed.url.rpartition(":")[2])))
         connection.sendall(b"POST /v1/messages?beta=true HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
         connection.close()
-        assert closed.wait(10)
+        assert closed.wait(WAIT_S)
     listening.close()
 
 

@@ -55,6 +55,7 @@ from tests.cli.conftest import Done
 from tests.cli.scripted import environment
 from tests.http import scripted as toy
 from tests.processes import INGOT, run, start
+from tests.waiting import WAIT_S
 
 CARD = ModelCard(
     name="tiny",
@@ -182,7 +183,7 @@ def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
     answer = ServerClient(url).post("chat/completions", body | {"max_tokens": 2})
     assert answer["choices"][0]["message"]["content"]
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(WAIT_S) == 0
 
 
 def test_a_model_runs_inside_the_chat_when_no_server_is_named(models: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ingot.engine.engine import Engine
 from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.waiting import WAIT_S
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -43,7 +44,7 @@ def engine() -> Iterator[Engine]:
 def client(engine: Engine) -> Iterator[Any]:
     with (
         running(engine, settings(api_key=KEY, alias=("claude-*=default",))) as url,
-        anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=30) as made,
+        anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0, timeout=WAIT_S) as made,
     ):
         yield made
 

@@ -12,6 +12,7 @@ from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import settings
 from tests.http.scripted_encoders import EncodingEngine
+from tests.waiting import WAIT_S
 
 ollama = pytest.importorskip("ollama")
 
@@ -44,7 +45,7 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def client(engine: Engine) -> Iterator[Any]:
     with running(engine, settings()) as url:
-        yield ollama.Client(host=url, timeout=30)
+        yield ollama.Client(host=url, timeout=WAIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +113,7 @@ def test_refusals_are_the_clients_own_exceptions(client: Any) -> None:
 
 def test_texts_become_vectors() -> None:
     with running(EncodingEngine(), settings()) as url:
-        client = ollama.Client(host=url, timeout=30)
+        client = ollama.Client(host=url, timeout=WAIT_S)
         made = client.embed("toy-embedding", input=["ab", "c"])
         assert [row[0] for row in made.embeddings] == [4, 3]
         assert client.embeddings("toy-embedding", "ab").embedding[0] == 4

@@ -11,6 +11,7 @@ from tests.hearing import tone, wav
 from tests.http.running import running
 from tests.http.scripted import settings
 from tests.http.scripted_hearing import HearingEngine
+from tests.waiting import WAIT_S
 
 SOUND = ("speech.wav", wav(tone(1.5)), "audio/wav")
 TEXT = "Hello, you. <Good> --> bye & é."
@@ -25,7 +26,7 @@ def engine() -> HearingEngine:
 def client(engine: HearingEngine) -> Iterator[openai.OpenAI]:
     with (
         running(engine, settings()) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as made,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S) as made,
     ):
         yield made
 

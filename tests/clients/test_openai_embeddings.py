@@ -10,13 +10,14 @@ import pytest
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, settings
 from tests.http.scripted_encoders import EncodingEngine
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
 def client() -> Iterator[openai.OpenAI]:
     with (
         running(EncodingEngine(), settings()) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as made,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S) as made,
     ):
         yield made
 

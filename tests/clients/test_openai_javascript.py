@@ -17,6 +17,7 @@ from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, failing, settings
 from tests.http.scripted_hearing import HearingEngine
 from tests.http.scripted_speaking import SAMPLES, SpeakingEngine
+from tests.waiting import WAIT_S
 
 HERE = Path(__file__).parent
 KEY = "sk-testing"
@@ -93,7 +94,7 @@ def test_a_refusal_is_the_clients_own_exception(run: Run) -> None:
 def test_leaving_the_loop_ends_the_request(run: Run, engine: ScriptedEngine) -> None:
     engine.script = lambda request: [[TextDelta(0, "Hello")]]
     assert run("left") == {}
-    assert engine.streams[0].closed.wait(10)
+    assert engine.streams[0].closed.wait(WAIT_S)
 
 
 @pytest.mark.parametrize("engine", [SpeakingEngine()], ids=["speaking"])

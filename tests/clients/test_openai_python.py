@@ -11,6 +11,7 @@ from ingot.engine.request import TextDelta
 from ingot.errors import Overloaded
 from tests.http.running import running
 from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.waiting import WAIT_S
 
 KEY = "sk-testing"
 USER = {"role": "user", "content": "Hi"}
@@ -25,7 +26,7 @@ def engine() -> ScriptedEngine:
 def client(engine: ScriptedEngine) -> Iterator[openai.OpenAI]:
     with (
         running(engine, settings(api_key=KEY)) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=20) as made,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=WAIT_S) as made,
     ):
         yield made
 
@@ -116,7 +117,7 @@ def test_closing_the_stream_ends_the_request(client: openai.OpenAI, engine: Scri
     stream = client.chat.completions.create(model="default", messages=[USER], stream=True)
     next(iter(stream))
     stream.close()
-    assert engine.streams[0].closed.wait(10)
+    assert engine.streams[0].closed.wait(WAIT_S)
 
 
 async def talk(url: str) -> list[str]:

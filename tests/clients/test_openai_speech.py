@@ -11,6 +11,7 @@ import pytest
 from tests.http.running import running
 from tests.http.scripted import settings
 from tests.http.scripted_speaking import SAMPLES, SpeakingEngine
+from tests.waiting import WAIT_S
 
 TEXT = "Hello there. This is read aloud, sentence by sentence."
 
@@ -24,7 +25,7 @@ def engine() -> SpeakingEngine:
 def client(engine: SpeakingEngine) -> Iterator[openai.OpenAI]:
     with (
         running(engine, settings()) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as made,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S) as made,
     ):
         yield made
 

@@ -22,6 +22,7 @@ from tests.clients.agents import HERE, KEY, NOT_INSTALLED
 from tests.clients.agents import run as run_program
 from tests.http.running import running
 from tests.http.scripted import settings
+from tests.waiting import WAIT_S
 
 QUESTION = {"role": "user", "content": "What is the weather in Rome?"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -69,7 +70,7 @@ def plain() -> Iterator[str]:
 
 def test_anthropics_client_gets_the_same_message(filled: str) -> None:
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=30) as client:
+    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=WAIT_S) as client:
         tool = {"name": "weather", "input_schema": PARAMETERS}
         asked = {"model": "claude-opus-5", "max_tokens": 400, "messages": [QUESTION], "tools": [tool]}
         whole = client.messages.create(**asked)
@@ -88,22 +89,22 @@ def test_every_client_reads_a_whole_answer_behind_white_space(filled: str) -> No
     with httpx.Client(headers={"authorization": f"Bearer {KEY}"}) as plain_client:
         raw = plain_client.post(f"{filled}/v1/chat/completions", json={"messages": said})
     assert raw.content.startswith(b" ")
-    with openai.OpenAI(base_url=f"{filled}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{filled}/v1", api_key=KEY, max_retries=0, timeout=WAIT_S) as client:
         assert (
             client.chat.completions.create(model="default", messages=said).choices[0].message.content == "Hello, world"
         )
         assert client.responses.create(model="default", input="Hi").output_text == "Hello, world"
-    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=30) as client:
+    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=WAIT_S) as client:
         told = client.messages.create(model="claude-opus-5", max_tokens=400, messages=said)
         assert told.content[0].text == "Hello, world"
-    client = ollama.Client(host=filled, headers={"authorization": f"Bearer {KEY}"}, timeout=30)
+    client = ollama.Client(host=filled, headers={"authorization": f"Bearer {KEY}"}, timeout=WAIT_S)
     assert client.chat("default", messages=said).message.content == "Hello, world"
 
 
 def test_a_block_that_was_begun_for_another_stays_empty_and_changes_no_later_prompt(filled: str) -> None:
     """The model could have thought, and calls a tool at once."""
     anthropic = pytest.importorskip("anthropic")
-    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=30) as client:
+    with anthropic.Anthropic(base_url=filled, api_key=KEY, max_retries=0, timeout=WAIT_S) as client:
         tool = {"name": "weather", "input_schema": PARAMETERS}
         question = {"role": "user", "content": "And in Paris?"}
         asked = {"model": "claude-opus-5", "max_tokens": 400, "tools": [tool]}
@@ -119,7 +120,7 @@ def test_a_block_that_was_begun_for_another_stays_empty_and_changes_no_later_pro
 
 
 def openai_client(url: str) -> Any:
-    return pytest.importorskip("openai").OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
+    return pytest.importorskip("openai").OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=WAIT_S)
 
 
 def test_openais_chat_helper_gets_the_same_message(filled: str) -> None:
@@ -160,7 +161,7 @@ def test_openais_responses_helper_gets_the_same_response(filled: str) -> None:
 
 def test_ollamas_client_gets_the_same_lines_and_some_without_a_word(filled: str) -> None:
     ollama = pytest.importorskip("ollama")
-    client = ollama.Client(host=filled, timeout=30, headers={"authorization": f"Bearer {KEY}"})
+    client = ollama.Client(host=filled, timeout=WAIT_S, headers={"authorization": f"Bearer {KEY}"})
     tool = {"type": "function", "function": {"name": "weather", "description": "", "parameters": PARAMETERS}}
     parts = [part.message for part in client.chat("default", messages=[QUESTION], tools=[tool], stream=True)]
     assert any(not (part.content or part.thinking or part.tool_calls) for part in parts[:-1])

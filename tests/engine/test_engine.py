@@ -24,6 +24,7 @@ from ingot.engine.request import (
 from ingot.engine.streams import EventSink
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
 from tests import engines
+from tests.waiting import WAIT_S
 
 GREEDY = Sampling(temperature=0.0)
 PROMPT = (5, 17, 40)
@@ -264,14 +265,14 @@ def test_a_request_is_looked_at_beside_the_loop_and_one_that_nobody_waits_for_an
 
     def slow(self: Admission, request: Request, reader: EventSink) -> ActiveRequest:
         at_the_door.set()
-        assert let_in.wait(10)
+        assert let_in.wait(WAIT_S)
         return enter(self, request, reader)
 
     monkeypatch.setattr(Admission, "enter", slow)
 
     async def leave_early() -> None:
         opening = asyncio.ensure_future(engine.open(Request("gone", (PROMPT,), sampling=GREEDY, stop=LONG)))
-        await asyncio.to_thread(at_the_door.wait, 10)  # the loop goes on meanwhile
+        await asyncio.to_thread(at_the_door.wait, WAIT_S)  # the loop goes on meanwhile
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening

@@ -18,6 +18,7 @@ from ingot.engine.streams import BlockingStream, EventBatch
 from ingot.errors import DeviceLost, Unavailable
 from ingot.kernels.device import Device
 from tests import engines
+from tests.waiting import WAIT_S
 
 GREEDY = Sampling(temperature=0.0)
 LONG = Stop(ignore_eos=True)
@@ -116,7 +117,7 @@ def test_a_thread_that_ends_ends_every_stream_and_health_says_so(engine: Engine)
     engines.post(engine, end)
     for stream in running:
         assert isinstance(read(stream)[-1], Failed)
-    engine._loop._thread.join(60)
+    engine._loop._thread.join(WAIT_S)
     health = engine.health()
     assert not health.alive and health.detail == "the engine has stopped" and health.running == 0
     with pytest.raises(Unavailable):
@@ -141,7 +142,7 @@ def test_a_lost_device_ends_those_that_run_and_those_that_wait_and_takes_nobody_
     for stream in (running, waiting):
         last = read(stream)[-1]
         assert isinstance(last, Failed) and isinstance(last.error, DeviceLost) and "device was lost" in str(last.error)
-    assert lost.wait(60)
+    assert lost.wait(WAIT_S)
     health = engine.health()
     assert (health.alive, health.ready, health.running, health.queued) == (False, False, 0, 0)
     assert "device was lost" in health.detail

@@ -35,6 +35,7 @@ from ingot.kernels.device import Device
 from tests import engines
 from tests.cache.paper import APPEND, HYBRID, WINDOW, index, store
 from tests.engines import GPU
+from tests.waiting import WAIT_S
 
 WORDS = list(range(200))
 
@@ -245,7 +246,7 @@ def test_what_was_missed_can_be_asked_for(publisher: KVEventPublisher) -> None:
 
 def test_a_replay_has_everything_that_was_published_before_it_was_asked_for(publisher: KVEventPublisher) -> None:
     asked, send = threading.Event(), publisher._send
-    publisher._send = lambda batch: (asked.wait(10), send(batch))  # type: ignore[method-assign, assignment]
+    publisher._send = lambda batch: (asked.wait(WAIT_S), send(batch))  # type: ignore[method-assign, assignment]
     for id in range(3):
         publisher.publish([BlockRemoved([id], "GPU")])
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:

@@ -12,9 +12,7 @@ import pytest
 from ingot.engine import loop as loops
 from ingot.engine.loop import REQUEST_FAILED, Loop
 from ingot.errors import DeviceLost, IngotError, Unavailable
-
-WAIT_S = 60
-
+from tests.waiting import WAIT_S
 
 LOST = "unspecified launch failure"
 

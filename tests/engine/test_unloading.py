@@ -14,6 +14,7 @@ from ingot.errors import Unavailable
 from ingot.kernels.device import Device
 from tests.engines import GPU, start, text_of
 from tests.memory import settled
+from tests.waiting import WAIT_S
 
 KINDS = ("llama", "tied", "moe", "hybrid", "window")
 PROMPT = tuple(range(3, 40))
@@ -73,11 +74,11 @@ def test_what_still_runs_on_an_unloaded_model_is_told_so(loop: Loop) -> None:
 
     def wait(tokens: int) -> None:
         entered.set()
-        assert released.wait(10)
+        assert released.wait(WAIT_S)
 
     engine = start("llama", wait=wait, loop=loop)
     stream = engine.generate(Request(id="late", prompts=(PROMPT,), max_tokens=2000))
-    assert entered.wait(10)
+    assert entered.wait(WAIT_S)
     closing = threading.Thread(target=engine.close)
     closing.start()
     released.set()

@@ -16,6 +16,7 @@ from ingot.errors import Cancelled
 from tests.engine.test_cache_admin import SECRET, ask, prompts, start
 from tests.http.running import connect, running
 from tests.http.scripted import ScriptedEngine, settings
+from tests.waiting import WAIT_S
 
 FILE = {"content-type": "application/octet-stream"}
 ANN, ROOT = {"x-api-key": "ann-the-key"}, {"x-api-key": "root-key"}
@@ -146,8 +147,8 @@ def test_an_import_ends_with_its_client(tmp_path: Path) -> None:
     with running(engine, settings(archive_key_file=tmp_path / "archive.key")) as url:
         with connect(url) as connection:
             connection.sendall(import_request())
-            assert endless.begun.wait(20)
-        assert endless.stopped.wait(20)
+            assert endless.begun.wait(WAIT_S)
+        assert endless.stopped.wait(WAIT_S)
 
 
 def test_an_import_ends_with_the_server(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_an_import_ends_with_the_server(tmp_path: Path) -> None:
     with running(engine, settings(archive_key_file=tmp_path / "archive.key", drain_s=0.1)) as url:
         connection = connect(url)
         connection.sendall(import_request())
-        assert endless.begun.wait(20)
+        assert endless.begun.wait(WAIT_S)
     assert endless.stopped.is_set()
     assert b"503" in connection.recv(100)
     connection.close()

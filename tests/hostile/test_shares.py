@@ -32,6 +32,7 @@ from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 from tests.media.seeing import TIMED
 from tests.media.test_fetch import Dripping
+from tests.waiting import WAIT_S
 
 zmq = pytest.importorskip("zmq")
 DENSE = Path(__file__).parents[2] / "foundry" / "models" / "dense"
@@ -249,8 +250,8 @@ def test_nothing_is_fetched_any_more_once_the_client_has_gone() -> None:
     with Dripping(b"") as silent, running(seeing(), settings(media_hosts=("127.0.0.1",))) as url:
         with connect(url) as client:
             client.sendall(post(CHAT, picture_at(silent.url("http", "127.0.0.1"))))
-            assert silent.asked.wait(20)
-        assert silent.left.wait(20)
+            assert silent.asked.wait(WAIT_S)
+        assert silent.left.wait(WAIT_S)
 
 
 def test_14_megabytes_of_control_tokens_are_refused_before_any_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

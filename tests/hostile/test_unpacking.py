@@ -29,6 +29,7 @@ from tests.media.clips import av, filmed, indexed
 from tests.media.pdfs import pdf
 from tests.media.pictures import Image, file_of, saved
 from tests.media.test_audio import FORMS, encoded
+from tests.waiting import WAIT_S
 
 SMALL = Size(64, 64)
 SLACK_MB = 48
@@ -177,7 +178,7 @@ class Greedy:
         self.left.set()
         for page in self.pages:
             with pytest.raises(Cancelled):
-                page.result(10)
+                page.result(WAIT_S)
         self._threads.shutdown()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-WAIT_S = 60.0
+from tests.waiting import WAIT_S
 
 
 class Call:

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from ingot.config import Settings
 from ingot.http.server import make_server, open_listener
-
-WAIT_S = 60.0
+from tests.waiting import WAIT_S
 
 
 @contextmanager

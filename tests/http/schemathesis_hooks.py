@@ -26,6 +26,7 @@ SAID = (
     "Set the format of the answer exactly once",  # response_format against structured_outputs
     "set the same option",  # and differ
     "is run on text alone",  # a picture, by its place in the conversation
+    "takes no audio",  # likewise
     "this server fetches nothing",
     "this server stores no files",
     "a data URL",  # what a text holds

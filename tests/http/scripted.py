@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import anyio
+import pytest
 from starlette.applications import Starlette
 
 from ingot.config import Settings
@@ -33,6 +35,7 @@ from ingot.engine.request import (
 from ingot.engine.status import CacheBranch, CacheStatus, CacheTotals, Health, SaltStatus
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
 from ingot.http import app
+from ingot.http.request_lifetime import RequestLifetime
 from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.tokenizer.special_tokens import ControlTokens, Infill
@@ -258,6 +261,25 @@ class ScriptedEngine:
 
     def health(self) -> Health:
         return Health(self.alive, self.ready, "ok", 0.01, len(self.running), 0)
+
+
+def expire_once_open(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline of every request passes as soon as the engine has begun it."""
+    begun: list[RequestLifetime] = []
+    run, open_stream = RequestLifetime.run, engine.open
+
+    async def run_noted(lifetime: RequestLifetime, work: Callable[[], Awaitable[None]]) -> None:
+        begun.append(lifetime)
+        await run(lifetime, work)
+
+    async def open_late(request: Request) -> ScriptedStream:
+        stream = await open_stream(request)
+        for lifetime in begun:
+            lifetime._scope.deadline = anyio.current_time()
+        return stream
+
+    monkeypatch.setattr(RequestLifetime, "run", run_noted)
+    monkeypatch.setattr(engine, "open", open_late)
 
 
 def some_figures() -> EngineMetrics:

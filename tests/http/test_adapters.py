@@ -13,8 +13,9 @@ import pytest
 from ingot.engine.engine import Engine
 from tests import engines
 from tests.equality.test_adapters import written
-from tests.http.running import WAIT_S, running
+from tests.http.running import running
 from tests.http.scripted import settings
+from tests.waiting import WAIT_S
 
 PROMPT = list(range(5, 25))
 BASE = "tiny-llama"

@@ -21,6 +21,7 @@ from ingot.http.endpoints.table import fleet_endpoints
 from ingot.protocol.operations import OPERATIONS
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 TABLES = {"one": {"path": "a", "aliases": ["gpt-4o"]}, "two": {"path": "b"}}
@@ -249,7 +250,7 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_holds_no_lease() -
             while not garage.diary:
                 await asyncio.sleep(0.001)
         waiting.leave()
-        await asyncio.wait([waiting.task], timeout=30)
+        await asyncio.wait([waiting.task], timeout=WAIT_S)
     garage.hold.set()
     answer = await post(app, "/v1/models/one/unload")
     assert json.loads(answer.body)["state"] == "unloaded" and garage.diary == ["+one", "-one"]
@@ -266,7 +267,7 @@ async def test_a_client_that_leaves_while_its_model_waits_for_room_unloads_nothi
                     while not app.state.service.health().queued:
                         await asyncio.sleep(0.001)
                 waiting.leave()
-                await asyncio.wait([waiting.task], timeout=30)
+                await asyncio.wait([waiting.task], timeout=WAIT_S)
             assert not app.state.service.health().queued
         running.leave()
         await running.done()

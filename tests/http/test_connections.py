@@ -20,6 +20,7 @@ from ingot.http.connections import OpenConnections, client_address, set_keepaliv
 from tests.http.running import connect, everything, post, running
 from tests.http.scripted import ScriptedEngine, settings
 from tests.processes import ROOT, start
+from tests.waiting import WAIT_S
 
 STREAM = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 ASKED = b"GET /health/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
@@ -144,7 +145,7 @@ def test_where_every_connection_is_at_work_a_new_one_is_told_so_and_probes_are_a
     engine = ScriptedEngine(None)
     with running(engine, settings(max_connections=1)) as url, connect(url) as busy:
         busy.sendall(post("/v1/chat/completions", STREAM))
-        assert engine.opened.wait(10)
+        assert engine.opened.wait(WAIT_S)
         refused = httpx.get(f"{url}/v1/models")
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         assert "connections of the server are in use" in refused.json()["error"]["message"]
@@ -158,7 +159,7 @@ def test_a_connection_above_the_most_that_says_nothing_is_soon_closed(monkeypatc
     engine = ScriptedEngine(None)
     with running(engine, settings(max_connections=1)) as url, connect(url) as busy:
         busy.sendall(post("/v1/chat/completions", STREAM))
-        assert engine.opened.wait(10)
+        assert engine.opened.wait(WAIT_S)
         with connect(url) as silent:
             assert everything(silent) == b""
 
@@ -185,8 +186,8 @@ def test_a_client_that_reads_nothing_is_dropped_and_its_request_ends(monkeypatch
     engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
     with running(engine, settings()) as url, connect(url) as connection:
         connection.sendall(post("/v1/chat/completions", STREAM))
-        assert engine.opened.wait(10)
-        assert engine.streams[0].closed.wait(10)
+        assert engine.opened.wait(WAIT_S)
+        assert engine.streams[0].closed.wait(WAIT_S)
         ended = httpx.get(f"{url}/v1/requests/{engine.requests[0].id}").json()
         assert "did not read" in str(ended)
 
@@ -260,7 +261,7 @@ def test_under_a_low_limit_of_files_health_answers_and_the_log_stays_short() -> 
             blocked.enter_context(connect(url))
         assert httpx.get(f"{url}/health/live").status_code == 200
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=WAIT_S)
     assert len(errors.splitlines()) < 10, errors[:2000]
 
 
@@ -274,5 +275,5 @@ def test_a_server_without_a_file_to_spare_says_so_once() -> None:
                 assert result
                 result = process.stderr.readline()
             process.terminate()
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=WAIT_S)
     assert len(errors.splitlines()) < 10, errors[:2000]

@@ -19,6 +19,7 @@ from ingot.media.fetch import Unfetched
 from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call
 from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 ASK = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
@@ -32,11 +33,11 @@ class Gate:
 
     def __call__(self, *_: Any) -> None:
         self.begun.release()
-        assert self.open.wait(20)
+        assert self.open.wait(WAIT_S)
 
     async def entered(self, times: int = 1) -> None:
         for _ in range(times):
-            assert await asyncio.to_thread(self.begun.acquire, timeout=10)
+            assert await asyncio.to_thread(self.begun.acquire, timeout=WAIT_S)
 
 
 @asynccontextmanager
@@ -238,7 +239,7 @@ async def test_a_client_that_leaves_stops_the_reading_of_its_request() -> None:
         leaving.leave()
         await leaving.done()
     gate.open.set()
-    assert await asyncio.to_thread(stopped.wait, 10)
+    assert await asyncio.to_thread(stopped.wait, WAIT_S)
     await app.state.service.stop()
 
 

@@ -19,8 +19,9 @@ from ingot.errors import ConfigError, DeviceLost
 from ingot.http.app import build_app
 from ingot.http.server import HttpServer, make_server, open_listener, reload_settings
 from tests.http.asgi import call
-from tests.http.running import WAIT_S, connect, everything, post
+from tests.http.running import connect, everything, post
 from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.waiting import WAIT_S
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 Serving = tuple[ScriptedEngine, HttpServer, threading.Thread]

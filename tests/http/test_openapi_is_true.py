@@ -49,7 +49,11 @@ def examined(url: str, document: str, folder: Path, *flags: str) -> None:
         timeout=600,
         check=False,
     )
-    assert made.returncode == 0, made.stdout[-6000:] + made.stderr[-2000:]
+    assert made.returncode == 0, cut_long_lines(made.stdout)[-6000:] + made.stderr[-2000:]
+
+
+def cut_long_lines(text: str) -> str:
+    return "\n".join(line[:400] for line in text.splitlines())
 
 
 def everything(folder: Path) -> tuple[EncodingEngine, Settings]:

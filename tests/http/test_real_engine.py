@@ -17,6 +17,7 @@ from ingot.engine.request import Ended, Request
 from tests import engines, tiny
 from tests.http.running import connect, post, running
 from tests.http.scripted import settings
+from tests.waiting import WAIT_S
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 LONG = {"prompt": [1, 2, 3], "max_tokens": 2000, "ignore_eos": True}
@@ -66,7 +67,7 @@ def until_idle(engine: Engine) -> None:
 def blocked(engine: Engine) -> Iterator[None]:
     """The engine thread computes nothing meanwhile, so that nobody's answer comes to its end."""
     go_on = threading.Event()
-    engines.post(engine, lambda: go_on.wait(60) and None)
+    engines.post(engine, lambda: go_on.wait(WAIT_S) and None)
     try:
         yield
     finally:

@@ -13,8 +13,9 @@ import pytest
 from ingot.engine.speculation.lookup import LookupProposer
 from ingot.engine.speculation.proposer import ForcedTokensProposer
 from tests import engines
-from tests.http.running import WAIT_S, running
+from tests.http.running import running
 from tests.http.scripted import settings
+from tests.waiting import WAIT_S
 
 TOKENS = 60
 BODY = {"prompt": [5, 6, 7, 8] * 8, "max_tokens": TOKENS, "ignore_eos": True}

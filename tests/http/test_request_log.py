@@ -20,9 +20,10 @@ from ingot.http.endpoints.responses import receive_never
 from ingot.http.guard import shutting_down_error
 from ingot.http.request_lifetime import RequestLifetime
 from tests import scripted
-from tests.http.asgi import WAIT_S, Call, call
+from tests.http.asgi import Call, call
 from tests.http.scripted import settings
 from tests.http.test_retries import held
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,9 @@ from ingot.engine.engine import Engine
 from ingot.http.app import build_app
 from ingot.kernels.device import Device
 from tests import engines, scripted
-from tests.http.asgi import WAIT_S, Call, call
+from tests.http.asgi import Call, call
 from tests.http.scripted import settings
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 

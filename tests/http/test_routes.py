@@ -65,6 +65,7 @@ async def test_a_path_is_taken_as_it_stands(path: str) -> None:
         ("DELETE", "/v1/models", {"GET", "HEAD"}),
         ("PUT", "/v1/requests/x", {"GET", "HEAD", "DELETE"}),
         ("OPTIONS", "/v1/completions", {"POST"}),
+        ("PUT", "/v1/models/org/toy/unload", {"POST"}),
         ("POST", "/", {"GET", "HEAD"}),
     ],
 )

@@ -25,9 +25,10 @@ from ingot.errors import ConfigError
 from ingot.http import http11
 from ingot.http import server as servers
 from ingot.http.server import UnavailableServer, make_server, open_listener
-from tests.http.running import WAIT_S, connect, everything, post, running
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.running import connect, everything, post, running
+from tests.http.scripted import ScriptedEngine, expire_once_open, settings
 from tests.processes import ROOT, start
+from tests.waiting import WAIT_S
 
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 STREAM = ASK | {"stream": True}
@@ -79,9 +80,9 @@ def test_a_closed_socket_ends_its_request_before_the_first_token(body: dict[str,
     with running(engine, settings()) as url:
         connection = connect(url)
         connection.sendall(post("/v1/chat/completions", body))
-        assert engine.opened.wait(10)
+        assert engine.opened.wait(WAIT_S)
         connection.close()
-        assert engine.streams[0].closed.wait(10)
+        assert engine.streams[0].closed.wait(WAIT_S)
 
 
 def test_a_closed_socket_ends_every_request_that_was_pipelined_on_it() -> None:
@@ -89,9 +90,9 @@ def test_a_closed_socket_ends_every_request_that_was_pipelined_on_it() -> None:
     with running(engine, settings(keepalive_s=0.05)) as url:
         connection = connect(url)
         connection.sendall(post("/v1/chat/completions", STREAM) * 2)
-        assert engine.opened.wait(10)
+        assert engine.opened.wait(WAIT_S)
         connection.close()
-        assert engine.streams[0].closed.wait(10)
+        assert engine.streams[0].closed.wait(WAIT_S)
 
 
 def test_headers_reach_the_client_before_there_is_anything_to_say() -> None:
@@ -104,14 +105,13 @@ def test_headers_reach_the_client_before_there_is_anything_to_say() -> None:
 def test_a_client_that_does_not_read_is_not_waited_for_longer_than_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-
-    monkeypatch.setattr("ingot.http.request_lifetime.DEADLINE_GRACE_S", 0.0)
     engine = ScriptedEngine(lambda request: [[TextDelta(0, "x" * 1_000_000)] for _ in range(40)])
-    with running(engine, settings(request_timeout_s=0.2)) as url:
+    expire_once_open(engine, monkeypatch)
+    with running(engine, settings()) as url:
         connection = connect(url)
         connection.sendall(post("/v1/chat/completions", STREAM))
-        assert engine.opened.wait(10)
-        assert engine.streams[0].closed.wait(10)
+        assert engine.opened.wait(WAIT_S)
+        assert engine.streams[0].closed.wait(WAIT_S)
         connection.close()
 
 
@@ -177,7 +177,7 @@ def test_stopping_waits_for_what_runs_and_then_ends_it_in_words() -> None:
     with running(engine, settings(drain_s=0.1)) as url:
         connection = connect(url)
         connection.sendall(post("/v1/chat/completions", STREAM))
-        assert engine.opened.wait(10)
+        assert engine.opened.wait(WAIT_S)
     answer = everything(connection)
     assert b"The server is shutting down." in answer
     assert answer.endswith(b"0\r\n\r\n")
@@ -223,7 +223,7 @@ def serving(*words: str, **how: Any) -> Iterator[tuple[subprocess.Popen[str], st
 def test_a_signal_makes_serve_return(number: signal.Signals) -> None:
     with serving() as (process, _, _):
         process.send_signal(number)
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=WAIT_S)
     assert (rest, process.returncode) == ("returned\n", 0)
 
 
@@ -233,7 +233,7 @@ def test_a_server_that_was_started_to_ignore_interrupts_goes_on_ignoring_them() 
         assert ignores == "True"
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=WAIT_S)
     assert (rest, process.returncode) == ("returned\n", 0)
 
 
@@ -242,7 +242,7 @@ def test_a_server_ends_with_its_terminal() -> None:
     with serving("terminal", stdin=theirs, start_new_session=True) as (process, _, _):
         os.close(theirs)
         os.close(ours)
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=WAIT_S)
     assert (rest, process.returncode) == ("returned\n", 0)
 
 
@@ -289,7 +289,7 @@ def test_who_interrupts_a_server_is_told_at_once_what_it_still_does_and_ends_it_
             assert process.stderr.readline() == stopping
             process.send_signal(signal.SIGINT)
             assert b"The server is shutting down." in everything(connection)
-        assert process.wait(20) == 130
+        assert process.wait(WAIT_S) == 130
     finally:
         process.kill()
 

@@ -18,6 +18,7 @@ from tests.http.scripted import ScriptedEngine, build_app, failing, settings
 from tests.http.scripted_encoders import EncodingEngine
 from tests.http.scripted_hearing import HearingEngine
 from tests.http.scripted_speaking import SpeakingEngine
+from tests.waiting import WAIT_S
 
 otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 pytestmark = pytest.mark.anyio
@@ -171,7 +172,7 @@ async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stoppi
 
     class Stuck:
         def export(self, spans: Any) -> Any:
-            options.wait(20)
+            options.wait(WAIT_S)
 
         def shutdown(self) -> None:
             pass
@@ -180,7 +181,7 @@ async def test_a_collector_that_takes_nothing_does_not_keep_a_server_from_stoppi
     monkeypatch.setattr("ingot.http.service.open_traces", lambda endpoint: TraceExporter(Stuck()))
     app = build_app(ScriptedEngine(), settings(otlp_traces_endpoint="http://127.0.0.1:9"))  # type: ignore[arg-type]
     assert (await call(app, body=MESSAGES)).status == 200
-    with anyio.fail_after(10):
+    with anyio.fail_after(WAIT_S):
         await app.state.service.stop()
     options.set()
 

@@ -19,6 +19,7 @@ from ingot.media import worker, worker_main
 from ingot.media.worker import DecodedPart, DecodeJob, MediaClient, MediaWorker, WorkerPool, working_for
 from tests.media.pdfs import pdf
 from tests.media.pictures import file_of
+from tests.waiting import WAIT_S
 
 HEADER = DecodeJob("image header", "image", 64 << 20, 10.0)
 MB = 1 << 20
@@ -229,7 +230,7 @@ class Told(MediaWorker):
 
     def answer(self, job: DecodeJob, data: bytes, wanted: object) -> Iterator[DecodedPart]:
         self._begun.append(data.decode())
-        assert self._go.wait(10)
+        assert self._go.wait(WAIT_S)
         yield DecodedPart(None, bytearray())
 
 

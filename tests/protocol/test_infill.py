@@ -22,6 +22,7 @@ from ingot.text.tokenizer.special_tokens import Infill
 from tests import scripted
 from tests.http.running import running
 from tests.http.scripted import BOS, CARD, ByteTokenizer, settings
+from tests.waiting import WAIT_S
 
 PREFIX, SUFFIX, MIDDLE, PAD = 260, 261, 262, 263
 TOKENS = Infill(PREFIX, SUFFIX, MIDDLE, False, None, None, None, frozenset({MIDDLE, PAD}))
@@ -181,7 +182,7 @@ def test_openais_client_has_the_gap_filled_in(url: str) -> None:
 
 
 def test_ollamas_client_has_the_gap_filled_in(url: str) -> None:
-    client = ollama.Client(host=url, timeout=30)
+    client = ollama.Client(host=url, timeout=WAIT_S)
     assert client.generate("scripted", prompt=CODE, suffix="\n").response == "a + b"
     lines = client.generate("scripted", prompt=CODE, suffix="\n", stream=True)
     assert "".join(line.response for line in lines) == "a + b"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ingot.engine.request import PoolingOutput
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, UnknownField, Unsupported
-from ingot.protocol.pooling import EncodingTask, read_embeddings, shorten_vector
+from ingot.protocol.pooling import EncodingTask, read_embeddings, read_ollama_embed, shorten_vector
 from ingot.protocol.served import ServedTaskModel
 from tests.encoders import CLS, SEP, offered
 from tests.http.scripted import settings
@@ -157,3 +157,10 @@ def test_a_model_that_makes_no_vectors_is_a_404_that_lists_those_that_do(name: s
 def test_a_deadline_is_the_requests_or_the_settings() -> None:
     short, long = read("a", timeout=1).request, read("a").request
     assert short.deadline is not None and long.deadline is not None and short.deadline < long.deadline
+
+
+def test_options_of_ollamas_that_have_no_effect_are_held_to_the_embedding_models_vocabulary() -> None:
+    asked = {"input": "ab", "options": {"stop_token_ids": [SERVED.card.vocab - 1]}}
+    assert read_ollama_embed(asked, SERVED, "id").request.inputs
+    with pytest.raises(BadRequest, match=f"from 0 to {SERVED.card.vocab - 1}"):
+        read_ollama_embed({"input": "ab", "options": {"stop_token_ids": [SERVED.card.vocab]}}, SERVED, "id")

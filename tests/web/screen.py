@@ -12,9 +12,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.waiting import WAIT_S
 from tests.web.scripted_server import ScriptedServer
 
-WAIT_S = 20.0
 T = TypeVar("T")
 
 

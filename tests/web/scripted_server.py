@@ -22,8 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ingot.http.endpoints.page import PAGE_HEADERS, page_routes
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 
 class Gate:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from selenium.webdriver import Keys
 
-from tests.web.screen import WAIT_S, Screen
+from tests.waiting import WAIT_S
+from tests.web.screen import Screen
 from tests.web.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.browser

@@ -8,7 +8,8 @@ import pytest
 from selenium.webdriver import Keys
 from selenium.webdriver.common.by import By
 
-from tests.web.screen import WAIT_S, Screen
+from tests.waiting import WAIT_S
+from tests.web.screen import Screen
 from tests.web.scripted_server import ScriptedServer
 
 pytestmark = pytest.mark.browser

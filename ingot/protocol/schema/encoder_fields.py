@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ingot.protocol.schema.fields import BodyReading, DelegateKind, FieldKind, Int, OneOf, Schema
-from ingot.protocol.schema.model_fields import ModelNameField, TokenIdsField
+from ingot.protocol.schema.model_fields import ModelNameField
 from ingot.protocol.terms import Terms, model_names_schema
 
 
@@ -26,23 +27,23 @@ class TaskModelField(ModelNameField):
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderTokenIdsField(DelegateKind):
-    """A list of token ids of the embedding model."""
+class EncoderField(DelegateKind):
+    """A field whose bounds are those of the embedding model: a token id is one of its vocabulary."""
 
-    most: int
+    own: FieldKind
 
-    def parse(self, value: object, path: str, reading: BodyReading) -> tuple[int, ...]:
-        return self.kind(reading.terms).parse(value, path, BodyReading(self._terms(reading.terms)))
+    def parse(self, value: object, path: str, reading: BodyReading) -> Any:
+        return self.own.parse(value, path, replace(reading, terms=self._terms(reading.terms)))
 
     def schema(self, terms: Terms) -> Schema:
-        return self.kind(terms).schema(self._terms(terms))
+        return self.own.schema(self._terms(terms))
 
-    def kind(self, terms: Terms) -> TokenIdsField:
-        return TokenIdsField(self.most)
+    def kind(self, terms: Terms) -> FieldKind:
+        return self.own
 
     def _terms(self, terms: Terms) -> Terms:
         encoder = terms.task("embedding")
-        return Terms(encoder.models, encoder.vocab, terms.timeout_s, terms.strict)
+        return replace(terms, models=encoder.models, vocab=encoder.vocab)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.store import DiskLimits, RecordStore
 from tests.cache.disk.records import KEY, ME, SECRET, is_right, record
+from tests.waiting import WAIT_S
 
 
 def hammer(folder: Path, seed: int, cap: int) -> None:
@@ -36,7 +37,7 @@ def read(disk: DiskBackend, seed: int) -> None:
     while True:
         for entry in rng.sample(known := disk.store.entries(ME), min(5, len(known))):
             reading = disk.reader.ask(entry)
-            reading.wait(10)
+            reading.wait(WAIT_S)
             if reading.found is not None and not is_right(reading.found):
                 print("WRONG", flush=True)
             disk.store.touch([entry])

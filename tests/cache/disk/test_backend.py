@@ -14,6 +14,7 @@ from ingot.cache.disk.backend import PAUSE_S, DiskBackend, DiskCounts, RecordWri
 from ingot.cache.disk.index import DiskEntry
 from ingot.cache.disk.store import RecordStore
 from tests.cache.disk.records import KEY, LIMITS, ME, SECRET, FaultyFiles, is_right, opened, record
+from tests.waiting import WAIT_S
 
 
 class Gate(FaultyFiles):
@@ -25,7 +26,7 @@ class Gate(FaultyFiles):
 
     def put(self, descriptor: int, raw: memoryview) -> int:
         self.reached.set()
-        assert self.opened.wait(30)
+        assert self.opened.wait(WAIT_S)
         return super().put(descriptor, raw)
 
 
@@ -53,7 +54,7 @@ def test_what_is_too_much_is_dropped_and_counted_while_a_write_is_stuck(tmp_path
     disk = shut(tmp_path, gate)
     disk.writer._most = 700_000
     taken = [offered(disk.writer, [number] * 100) for number in range(8)]
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(WAIT_S)
     assert [entry is not None for entry in taken] == [True] * 3 + [False] * 5
     assert disk.counts.dropped == 5
     assert not disk.writer.drain(0.0)
@@ -68,11 +69,11 @@ def test_what_waits_to_be_written_can_be_read_already(tmp_path: Path, gate: Gate
     entry = offered(disk.writer, [1] * 10)
     assert entry is not None
     reading = disk.reader.ask(entry)
-    assert reading.wait(30) and reading.found is not None and is_right(reading.found)
+    assert reading.wait(WAIT_S) and reading.found is not None and is_right(reading.found)
     gate.opened.set()
     assert disk.writer.drain(30)
     again = disk.reader.ask(entry)
-    assert again.wait(30) and again.found is not None and is_right(again.found)
+    assert again.wait(WAIT_S) and again.found is not None and is_right(again.found)
     disk.close(30)
 
 
@@ -104,23 +105,23 @@ def test_the_same_record_is_written_once(tmp_path: Path, gate: Gate) -> None:
 def test_closing_writes_what_waits_and_gives_up_on_what_takes_too_long(tmp_path: Path, gate: Gate) -> None:
     disk = shut(tmp_path, gate)
     entries = [offered(disk.writer, [number]) for number in range(3)]
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(WAIT_S)
     disk.writer.close(0.0)
     assert [entry is not None and entry.lost for entry in entries] == [False, True, True]
     assert offered(disk.writer, [9]) is None
     gate.opened.set()
-    disk.writer._thread.join(30)
+    disk.writer._thread.join(WAIT_S)
     assert [entry.end for entry in opened(tmp_path).entries(ME)] == [1]
 
 
 def test_a_tenants_records_are_not_written_after_it_was_cleared(tmp_path: Path, gate: Gate) -> None:
     disk = shut(tmp_path, gate)
     entries = [offered(disk.writer, [number]) for number in range(3)]
-    assert gate.reached.wait(30)
+    assert gate.reached.wait(WAIT_S)
     clearing = threading.Thread(target=disk.forget, args=(ME.tenant,))
     clearing.start()
     gate.opened.set()
-    clearing.join(30)
+    clearing.join(WAIT_S)
     assert not clearing.is_alive() and disk.writer.drain(30)
     assert all(entry is not None and entry.lost for entry in entries)
     assert list(tmp_path.glob("*/*.safetensors")) == []
@@ -153,10 +154,10 @@ def test_uses_are_told_to_whoever_shares_the_folder_though_nothing_is_written(
 
     monkeypatch.setattr(store, "settle", settling)
     writer = RecordWriter(store, DiskCounts())
-    assert settled.wait(30)
+    assert settled.wait(WAIT_S)
     store.touch([entry])
     settled.clear()
-    assert settled.wait(30) and settled.clear() is None and settled.wait(30)
+    assert settled.wait(WAIT_S) and settled.clear() is None and settled.wait(WAIT_S)
     used: dict[str, float] = opened(tmp_path)._index.read(lambda index: index.used(store.scope), dict)
     assert used[entry.name] == entry.used > before
     writer.close(30)

@@ -14,9 +14,9 @@ from ingot.engine.loop import Loop, engine_loop
 from ingot.errors import IngotError
 from ingot.kernels import device
 from tests.engines import start
+from tests.waiting import WAIT_S
 
 MEMORY = 1 << 30
-WAIT_S = 10
 
 
 class Greedy:

@@ -23,6 +23,7 @@ from ingot.models.files.locate import ModelFolder, model_kind_in
 from ingot.models.memory_needs import text_to_speech_needs
 from ingot.text.speech import dictionary
 from tests.speaking import VOICES, save_kokoro
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_its_dictionaries_are_read_when_it_is_loaded(folder: ModelFolder) -> Non
     loaded(folder)
     for thread in threading.enumerate():
         if thread.name == "ingot-dictionaries":
-            thread.join(60)
+            thread.join(WAIT_S)
     assert dictionary._read_dictionary.cache_info().currsize == 2
 
 

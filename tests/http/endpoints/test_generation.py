@@ -8,11 +8,11 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
-from ingot.http import request_lifetime as exchanges
 from ingot.http.app import build_app
 from ingot.http.streaming import SSE_KEEP_ALIVE
 from tests.http.asgi import Call, call, events
-from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.http.scripted import ScriptedEngine, expire_once_open, failing, settings
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_before_the_first_token_ends_its_request(body
     engine = ScriptedEngine(None)
     app = build_app(engine, settings())
     async with Call(app, body=body) as made:
-        await asyncio.to_thread(engine.opened.wait, 10)
+        await asyncio.to_thread(engine.opened.wait, WAIT_S)
         assert len(app.state.service.shared_state.live) == 1
         made.leave()
         await made.done()
@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_before_the_first_token_ends_its_request(body
 async def test_a_client_that_leaves_in_mid_stream_ends_its_request() -> None:
     engine = ScriptedEngine(None)
     async with Call(build_app(engine, settings()), body=STREAM) as made:
-        await asyncio.to_thread(engine.opened.wait, 10)
+        await asyncio.to_thread(engine.opened.wait, WAIT_S)
         engine.streams[0].put([TextDelta(0, "x")])
         await made.until(lambda: b'"x"' in made.body)
         made.leave()
@@ -206,9 +206,9 @@ async def test_what_breaks_a_stream_is_told_in_the_stream() -> None:
 
 
 async def test_a_request_that_outlives_its_deadline_is_ended_by_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "DEADLINE_GRACE_S", 0.0)
     engine = ScriptedEngine(None)
-    made = await call(build_app(engine, settings(request_timeout_s=0.3)), body=ASK)
+    expire_once_open(engine, monkeypatch)
+    made = await call(build_app(engine, settings()), body=ASK)
     assert (made.status, made.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert engine.streams[0].closed.is_set()
 
@@ -218,7 +218,7 @@ async def test_a_server_that_stops_ends_what_runs_in_words() -> None:
     app = build_app(engine, settings())
     async with Call(app, body=STREAM) as streamed, Call(app, body=ASK) as whole:
         await streamed.until(lambda: bool(streamed.status))
-        await asyncio.to_thread(engine.opened.wait, 10)
+        await asyncio.to_thread(engine.opened.wait, WAIT_S)
         while len(engine.streams) < 2:
             await asyncio.sleep(0)
         app.state.service.shared_state.live.abandon_all(Unavailable("The server is shutting down.", retry_after=5))
@@ -233,7 +233,7 @@ async def test_cancelling_by_id_reaches_the_stream() -> None:
     engine = ScriptedEngine(None)
     app = build_app(engine, settings())
     async with Call(app, body=STREAM) as made:
-        await asyncio.to_thread(engine.opened.wait, 10)
+        await asyncio.to_thread(engine.opened.wait, WAIT_S)
         request_id = engine.streams[0].request.id
         listed = (await call(app, "GET", "/v1/requests")).json()["data"]
         assert [(one["id"], one["phase"]) for one in listed] == [(request_id, "prefill")]

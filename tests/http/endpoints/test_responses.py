@@ -19,6 +19,7 @@ from ingot.http.app import build_app
 from tests.http.asgi import Call, call
 from tests.http.scripted import ScriptedEngine, failing, hello, settings
 from tests.http.test_response_store import response
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -249,7 +250,7 @@ async def test_a_background_response_goes_on_without_a_client(app: Starlette, en
 async def test_a_background_stream_outlives_its_reader(app: Starlette, engine: ScriptedEngine) -> None:
     engine.script = None
     async with Call(app, path=PATH, body=STREAM | {"background": True}) as made:
-        await asyncio.to_thread(engine.opened.wait, 10)
+        await asyncio.to_thread(engine.opened.wait, WAIT_S)
         engine.streams[0].put([TextDelta(0, "Hel")])
         await made.until(lambda: b"Hel" in made.body)
         made.leave()
@@ -268,7 +269,7 @@ async def test_a_background_stream_is_told_to_its_end(app: Starlette) -> None:
 async def test_a_background_stream_goes_on_where_a_client_lost_it(app: Starlette, engine: ScriptedEngine) -> None:
     engine.script = None
     async with Call(app, path=PATH, body=STREAM | {"background": True}) as made:
-        await asyncio.to_thread(engine.opened.wait, 10)
+        await asyncio.to_thread(engine.opened.wait, WAIT_S)
         engine.streams[0].put([TextDelta(0, "Hel")])
         await made.until(lambda: b"Hel" in made.body)
         made.leave()

@@ -18,6 +18,7 @@ from ingot.errors import ModelError
 from ingot.models.files import hub, packaged
 from ingot.models.files.model_store import is_disk_full, is_stored, list_stored_models, store_model
 from ingot.models.files.progress import no_progress
+from tests.waiting import WAIT_S
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
@@ -154,7 +155,7 @@ def build_and_log(folder: Path, log: Path, barrier: multiprocessing.synchronize.
             stream.write("built\n")
         fill(target)
 
-    barrier.wait(30)
+    barrier.wait(WAIT_S)
     store_model(folder, ORIGIN, logged, no_progress)
 
 
@@ -165,7 +166,7 @@ def test_processes_that_want_the_same_model_build_it_once(tmp_path: Path) -> Non
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(WAIT_S)
         assert worker.exitcode == 0
     assert log.read_text() == "built\n"
     assert is_stored(tmp_path / "m", ORIGIN)

@@ -16,6 +16,7 @@ from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.chat_template.messages import prepare_messages
 from ingot.text.chat_template.render_limits import RenderLimits
 from tests.text.conftest import collection, llama_cpp_templates
+from tests.waiting import WAIT_S
 
 HI = [{"role": "user", "content": "Hi <there> & 'you' 😀"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
@@ -243,7 +244,7 @@ def test_renderings_in_many_threads_keep_their_own_accounts() -> None:
     barrier = threading.Barrier(4)
 
     def one(count: int) -> str:
-        barrier.wait(10)
+        barrier.wait(WAIT_S)
         return template.render([{"role": "user", "content": str(count)}])
 
     with ThreadPoolExecutor(4) as pool:

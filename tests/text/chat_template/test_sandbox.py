@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import time
 import tracemalloc
 from typing import Any
 
@@ -24,10 +23,8 @@ GO = [{"role": "user", "content": "go"}]
 def sprung(source: str, limits: RenderLimits = TIGHT) -> IngotError:
     """The error of a template that behaves until a certain message comes."""
     template = ChatTemplate("{% if messages[0].content == 'go' %}" + source + "{% endif %}", limits=limits)
-    start = time.process_time()
     with pytest.raises(IngotError) as caught:
         template.render(GO)
-    assert time.process_time() - start < limits.seconds + 10
     return caught.value
 
 
@@ -166,10 +163,8 @@ def test_an_escape_is_the_model_s_fault_and_leads_nowhere(name: str) -> None:
 
 
 def test_a_bomb_that_goes_off_at_once_is_refused_when_loading() -> None:
-    start = time.process_time()
     with pytest.raises(ModelError, match="too much"):
         ChatTemplate(BOMBS["nested ranges"], limits=TIGHT)
-    assert time.process_time() - start < TIGHT.seconds + 10
 
 
 @pytest.mark.parametrize("name", ["sums", pytest.param("nested ranges", marks=pytest.mark.slow)])
