@@ -62,7 +62,7 @@ cycles: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest $(FOREIGN) -m clients $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FOREIGN) -m clients $(ARGS)
 
 test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
