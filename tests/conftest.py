@@ -195,5 +195,5 @@ def reserved_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences reserve memory a page at a time, so that they outgrow it within few tokens."""
     from ingot.cache.pages import PAGE
 
-    for module in ("ingot.cache.footprint", "ingot.engine.scheduler"):
-        monkeypatch.setattr(f"{module}.CAPACITY_STEP", PAGE)
+    monkeypatch.setattr("ingot.cache.footprint.CAPACITY_STEP", PAGE)
+    monkeypatch.setattr("ingot.engine.scheduler.CAPACITY_STEP", 4)  # how far ahead

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from bench import random_models
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.admission import EngineLimits
-from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
-from ingot.engine.memory_budget import MemoryBudget
-from ingot.engine.request import Ended, ModelCard, Request, Sampling, SequenceEnded
+from ingot.engine.request import Ended, Request, Sampling, SequenceEnded
 from ingot.errors import BadRequest
 from ingot.models.files.packaged import ensure_packaged_model
 from ingot.models.files.progress import no_progress
@@ -69,17 +67,9 @@ def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
 
 @pytest.fixture(scope="module")
 def senseless(tokenizer: Tokenizer) -> Iterator[Engine]:
-    def load() -> LoadedModel:
-        from ingot.kernels.device import current_device
-        from ingot.models.adapter import adapt_model
-
-        adapter = adapt_model(random_models.build(CONFIG, seed=1, spread=0.1), CONFIG, current_device(), widest=256)
-        total = adapter.weight_bytes + (1 << 29)
-        budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=1024, widest=256, rows=32)
-        card = ModelCard("senseless", "random", "llama", 1024, adapter.vocab, "cpu", adapter.dtype, 0, total, 32, 0)
-        return LoadedModel(adapter, tokenizer, card, budget)
-
-    made = Engine(load, EngineLimits())
+    folder = engines.write_tiny("senseless", CONFIG, random_models.build(CONFIG, seed=1, spread=0.1))
+    stated = Settings(context=1024, prefill_chunk=256)
+    made = Engine(lambda: engines.load(stated, folder, tokenizer, name="senseless"), EngineLimits())
     yield made
     made.check()
     made.close()

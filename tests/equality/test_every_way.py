@@ -52,11 +52,11 @@ LONG = 4
 """Those from here on are worth writing to disk."""
 CACHED = [replace(request, cache=True) for request in REQUESTS]
 GROWING = [
-    replace(REQUESTS[0], id=f"g{number}", prompts=(REQUESTS[4].prompts[0][: 58 + 2 * number],), max_tokens=None)
+    replace(REQUESTS[0], id=f"g{number}", prompts=(REQUESTS[4].prompts[0][: 54 + 2 * number],), max_tokens=None)
     for number in range(3)
 ]
-"""They may have all of a context of more than two pages, of which they reserve two at first."""
-GROWN = 132
+"""They may have all of a context of more than a page, of which they reserve one at first."""
+GROWN = 76
 
 
 def start(kind: str, **options: object) -> Engine:
@@ -127,7 +127,7 @@ def test_under_eviction(kind: str, alone: list[Tokens]) -> None:
 def test_after_preemption(kind: str, engine: Engine) -> None:
     limited = [replace(request, max_tokens=GROWN - len(request.prompts[0])) for request in GROWING]
     expected = [engines.text_of(events) for events in together(engine, limited)]
-    memory = engines.tight_memory(engine, rows=3, tokens=128)
+    memory = engines.tight_memory(engine, rows=3, tokens=64)
     tight = start(kind, memory=memory, context=GROWN, widest=256, limits=EngineLimits(max_sequences=4))
     texts, preempted = engines.preempted(tight, GROWING)
     tight.check()
