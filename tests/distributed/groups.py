@@ -16,8 +16,9 @@ from bench import random_models
 from tests import tiny
 from tests.processes import start
 
-DEADLINE_S = 120.0
-"""On a machine that does much else: MLX's ring takes 50 ms for a sum where three ranks share two busy cores."""
+DEADLINE_S = 600.0
+"""On a machine that does much else: MLX's ring takes 50 ms for a sum where three ranks share two busy cores, and
+kernels for GPUs that are run without one take minutes."""
 
 KILLED_S = 60.0
 

@@ -57,7 +57,7 @@ ASKED_BESIDES = {
     "moe in 4 bits": PLAIN_PRODUCTS,
     "wide llama": {"kv_codec": "affine8"},
     "wide qwen2": {"kv_codec": "affine8"},
-    "with a head": {"speculate": "mtp"},
+    "with a head": {"speculate": "mtp", **PLAIN_PRODUCTS},
 }
 TWO = (("llama in 4 bits", "tensor"), ("hybrid", "pipeline"))
 REST = (("llama", "tensor"), ("hybrid", "tensor"), ("moe", "tensor"), ("qwen2", "pipeline"), ("moe", "pipeline"))

@@ -22,7 +22,10 @@ STALLED_S = 4.0
 LOADING_S = 20.0  # what gives no sign of life for so long while it loads on a busy machine is not lost yet
 NAME = f"ingot{os.getpid()}"
 NEAR, FAR = f"n{os.getpid()}", f"f{os.getpid()}"
-HOSTS = [{"ssh": "localhost", "ips": ["10.213.7.1"]}, {"ssh": "there", "ips": ["10.213.7.2"], "python": sys.executable}]
+# Addresses of this process alone: a run that was killed leaves its cable behind.
+NET = os.getpid() % (1 << 14) * 4
+HERE, THERE = (f"10.213.{(NET + number) // 256}.{(NET + number) % 256}" for number in (1, 2))
+HOSTS = [{"ssh": "localhost", "ips": [HERE]}, {"ssh": "there", "ips": [THERE], "python": sys.executable}]
 
 
 def ip(*words: str) -> None:
@@ -39,9 +42,9 @@ def cable() -> Iterator[None]:
         pytest.skip(f"may not make network namespaces: {error.stderr.decode().strip()}")
     try:
         ip("link", "add", NEAR, "type", "veth", "peer", "name", FAR, "netns", NAME)
-        ip("addr", "add", "10.213.7.1/30", "dev", NEAR)
+        ip("addr", "add", f"{HERE}/30", "dev", NEAR)
         ip("link", "set", NEAR, "up")
-        ip("-n", NAME, "addr", "add", "10.213.7.2/30", "dev", FAR)
+        ip("-n", NAME, "addr", "add", f"{THERE}/30", "dev", FAR)
         ip("-n", NAME, "link", "set", FAR, "up")
         yield
     finally:
