@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import conftest
+from tests import conftest, waiting
 
 
 class Case:
@@ -53,7 +53,9 @@ def test_what_is_slow_anyway_is_not_counted_and_what_is_not_sampled_stays_quick(
 def pytest_run(folder: Path, text: str, unsteady: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs pytest with this project's hooks over a file of tests and a list of unsteady ones."""
     (folder / "tests").mkdir()
-    (folder / "tests/conftest.py").write_text(Path(conftest.__file__).read_text())
+    for module in (conftest, waiting):
+        path = Path(str(module.__file__))
+        (folder / "tests" / path.name).write_text(path.read_text())
     (folder / "tests/unsteady.toml").write_text(unsteady)
     (folder / "tests/test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
