@@ -92,11 +92,14 @@ class Watch:
                 yield str(fault)
         time.sleep(FIGURES_S)
         told = self.metrics()
-        begun, ended = self.seen[0].active, max(told.get(ACTIVE, [0.0]))  # none where all models are unloaded
+        if ACTIVE not in told:
+            yield "the pinned model reports no memory: it is not loaded any more"
+            return
+        begun, ended = self.seen[0].active, max(told[ACTIVE])
         if ended > LEFT * begun:
             yield f"MLX has {ended / 1e6:.1f} MB in use when nothing is kept, and had {begun / 1e6:.1f} MB at the start"
         for name in ("vllm:kv_cache_usage_perc", HELD):
-            if any(told.get(name, ())):
+            if any(told[name]):
                 yield f"{name} is {max(told[name]):g} when nothing runs and nothing is kept"
 
 

@@ -284,7 +284,7 @@ def test_other_threads_go_on_while_a_bomb_is_tried(grammars: Grammars) -> None:
 @pytest.mark.parametrize(
     "pattern", ["(a?){500}a{500}", ".*a.{400}.*b.{400}", "(.{0,100}b){0,100}c", r"(\w{1,50}\W{1,50}){1,50}"]
 )
-def test_a_token_costs_little_or_the_request_fails(grammars: Grammars, pattern: str) -> None:
+def test_a_pattern_that_explodes_has_masks_or_is_refused(grammars: Grammars, pattern: str) -> None:
     """Each mask has a bound of its own; past it the grammar is abandoned, never the bound."""
     chance = random.Random(3)
     try:
