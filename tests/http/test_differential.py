@@ -92,5 +92,7 @@ def test_every_protocol_gives_the_same_answer_whole_and_streamed(client: httpx.C
     assert {field: getattr(expected, field) for field in ENDS[name]} == ENDS[name], "it is what it is called"
     for path, answer in answers.items():
         assert answer == expected, path
-    # The script is asked once for each prompt it has not heard lately.
-    assert len(set(heard.prompts)) <= 1
+    # The script is asked once for each prompt it has not heard lately, and for the beginning of one that was computed
+    # in chunks, if a chunk ended within an earlier answer.
+    longest = max(heard.prompts, key=len, default="")
+    assert all(longest.startswith(prompt) for prompt in heard.prompts)
