@@ -93,7 +93,7 @@ class ForwardBatch:
     def offset(self) -> CacheOffset:
         """The positions as models take them."""
         if self.stated is not None:
-            return TokenPositions(self.stated[..., None, :])
+            return TokenPositions(self.stated[..., None, :], self.memo)
         return consecutive_offset(self.positions)
 
     @cached_property
@@ -189,7 +189,7 @@ class MixedBatch:
 
     @cached_property
     def offset(self) -> TokenPositions:
-        return TokenPositions(self.positions[..., None, :])
+        return TokenPositions(self.positions[..., None, :], self.memo)
 
     @cached_property
     def bidirectional(self) -> tuple[tuple[int, int, MixedBatch], ...]:
@@ -254,6 +254,16 @@ class TokenPositions:
     """An explicit position for every token: shape [rows, width], or [3, rows, width] for three-axis RoPE."""
 
     at: mx.array
+    memo: dict[object, Any] | None = field(default=None, compare=False)
+    """That of the batch, which tells whether a model's own code has computed with its positions."""
+
+    def __mlx_array__(self) -> mx.array:
+        """[rows, width]: what a token's number in its row of the batch differs from its position by, so that models
+        whose code adds an offset to `mx.arange(width)` get positions."""
+        assert self.at.ndim == 2, "positions of three axes are no offset"
+        if self.memo is not None:
+            self.memo["positions in a model's own code"] = True
+        return self.at - mx.arange(self.at.shape[1])
 
 
 CacheOffset = int | mx.array | TokenPositions

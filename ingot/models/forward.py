@@ -301,7 +301,8 @@ def _is_static_key(key: object) -> bool:
 
 def attends_natively(model: Any) -> bool:
     """Whether the native kernels read all keys and values of the model."""
-    covered = sum(isinstance(module, MixedAttention) and module.native for _, module in model.named_modules())
+    mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
+    covered = sum(module.native and not module.reads_stored_kv for module in mixed)
     return 0 < covered == sum(isinstance(state, AppendState) for state in new_batch_state(model, 0, None, None).states)
 
 

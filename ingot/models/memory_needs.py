@@ -34,6 +34,7 @@ from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, Q
 from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig
+from ingot.models.layers.attention_setup import has_equal_kv_sizes, reads_stored_kv
 from ingot.models.layers.fused_layers import fusible_layers_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
@@ -133,7 +134,13 @@ def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
     if device.kind != "cpu":
         floats = [array.itemsize for _, array in named_parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
         return 2 if config.get(BLOCKS_KEY) else max(floats)
-    attention = [module for _, module in model.named_modules() if attention_spec_of(module) is not None]
+    attention = [
+        spec
+        for _, module in model.named_modules()
+        if (spec := attention_spec_of(module)) is not None
+        and has_equal_kv_sizes(module, spec)
+        and not reads_stored_kv(module, spec)
+    ]
     kv_caches = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
     covered = bool(fusible_layers_of(model)) or 0 < len(attention) == len(kv_caches)
     return 2 if native.available() and covered else 4

@@ -169,6 +169,18 @@ def test_what_is_asked_of_a_step_and_not_known_is_not_compiled(
     assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
 
 
+def test_a_model_whose_own_code_computes_with_positions_is_not_compiled(adapter: ModelAdapter) -> None:
+    class Scaled(Counted):
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            positions = mx.arange(tokens.shape[1]) + cache[0].offset
+            return super().__call__(tokens, cache) * (1 + positions[..., None] // 32)
+
+    steps = CompiledSteps(Scaled(adapter.model))
+    session = Session(adapter, steps, [3, 60])
+    session.step([7, 8], session.rows)
+    assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
+
+
 def test_few_graphs_are_kept(adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_COMPILED_STEPS", 2)
     steps = CompiledSteps(adapter.model)

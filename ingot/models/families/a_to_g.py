@@ -5,7 +5,15 @@ A family is a module of mlx-lm's, described by its classes' names. What is not d
 
 from __future__ import annotations
 
-from ingot.models.families.description import AttentionSpec, Mamba2Spec, MlpSpec, ModelFamily, MtpSpec, NormSpec
+from ingot.models.families.description import (
+    AttentionSpec,
+    Mamba2Spec,
+    MlpSpec,
+    ModelFamily,
+    MtpSpec,
+    NormSpec,
+    SharedKvSpec,
+)
 
 _BAILING_ATTENTION = AttentionSpec(
     heads="num_attention_heads",
@@ -28,7 +36,11 @@ FAMILIES = (
         },
     ),
     # Arcee's Trinity.
-    ModelFamily("afmoe", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "afmoe",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="gate_proj")},
+        mlps={"MLP": MlpSpec()},
+    ),
     # Baichuan M1.
     ModelFamily("baichuan_m1", mlps={"MLP": MlpSpec()}),
     # Bailing, as Ling and Ring are called in their configs.
@@ -108,7 +120,11 @@ FAMILIES = (
         },
     ),
     # GEAR.
-    ModelFamily("gear", norms={"GearRMSNorm": NormSpec("rms", one_more=True)}),
+    ModelFamily(
+        "gear",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), cap="attn_logit_softcapping")},
+        norms={"GearRMSNorm": NormSpec("rms", one_more=True)},
+    ),
     # Gemma, whose norms multiply by one more than their weights.
     ModelFamily(
         "gemma",
@@ -128,9 +144,28 @@ FAMILIES = (
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
-    ModelFamily("gemma4_text", mlps={"MLP": MlpSpec(act="gelu_tanh")}),
+    ModelFamily(
+        "gemma3n",
+        attention={
+            "Gemma3nAttention": AttentionSpec(
+                norms=("q_norm", "k_norm"), value_norm="v_norm", shared_kv=SharedKvSpec(reads="is_kv_shared_layer")
+            )
+        },
+    ),
+    ModelFamily(
+        "gemma4_text",
+        attention={
+            "Attention": AttentionSpec(
+                norms=("q_norm", "k_norm"),
+                value_norm="v_norm",
+                shared_kv=SharedKvSpec(argument="shared_kv", returned=("offset",)),
+            )
+        },
+        mlps={"MLP": MlpSpec(act="gelu_tanh")},
+    ),
     ModelFamily(
         "recurrent_gemma",
+        attention={"LocalAttentionBlock": AttentionSpec(heads="num_heads", kv_heads=1)},
         mlps={"MLPBlock": MlpSpec(act="gelu_tanh")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
@@ -150,6 +185,27 @@ FAMILIES = (
         head=MtpSpec(),
     ),
     ModelFamily("glm4_moe_lite", mlps={"Glm4MoeLiteMLP": MlpSpec()}, head=MtpSpec(array_masks=True)),
+    # GPT-J and GPT-NeoX.
+    ModelFamily(
+        "gptj",
+        attention={
+            "GPTJAttention": AttentionSpec(
+                heads="num_attention_heads", kv_heads="num_attention_heads", scale="scale_attn", out="out_proj"
+            )
+        },
+    ),
+    ModelFamily(
+        "gpt_neox",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads="num_attention_heads",
+                out="dense",
+                joint="query_key_value",
+                joint_by_group=True,
+            )
+        },
+    ),
     # gpt-oss, whose attention has sinks.
     ModelFamily(
         "gpt_oss",

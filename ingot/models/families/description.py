@@ -12,20 +12,54 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
+class SharedKvSpec:
+    """Keys and values that several layers use."""
+
+    argument: str | None = None  # in which a layer gets those of an earlier one; it returns them behind its output
+    returned: tuple[str, ...] = ()  # further arguments, which it returns behind them
+    projected: bool = False  # it gets projections, which it rotates and stores for itself, not what is stored
+    reads: str | None = None  # whether a layer's cache is an earlier one's, which has stored them
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """An attention class: the names of the parts that all have, and which optional parts it has."""
 
     heads: str = "n_heads"
-    kv_heads: str = "n_kv_heads"
-    scale: str = "scale"
+    kv_heads: str | int = "n_kv_heads"
+    scale: str | None = "scale"  # None: one by the square root of a head's size
     out: str = "o_proj"
+    projections: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")  # without the last, keys are values, too
+    joint: str | None = None  # one projection gives queries, keys and values
+    joint_by_group: bool = False  # those of a KV head lie together
+    input_norm: str | None = None  # norms the states that are projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
+    norm_eps: str | float | None = None  # of norms of queries and keys that have no weights
+    normed: str | None = None  # whether there are such norms; always where None
     joint_head_norms: bool = False  # they norm all heads of a token as one
+    norms_behind_rope: bool = False
+    value_norm: str | None = None
+    value_scale: str | None = None  # what values are multiplied by
+    query_scale: str | None = None  # what queries are multiplied by: a number, or one for each head
+    token_scale: str | None = None  # the argument with what queries are multiplied by: a number for each token
+    rope: str = "rope"
+    rope_periods: str | None = None  # of a RoPE that is no module
     rotates: str | None = None  # whether the module's RoPE is used; always where None, if it has one
     gated: bool = False  # the query projection also gives a gate for the output
+    gate: str | None = None  # the projection of a gate for the output, for each head or each number, where there is one
+    gate_act: Literal["sigmoid", "softplus"] = "sigmoid"
     sinks: str | None = None
-    joint: str | None = None  # one projection gives queries, keys and values
     cap: str | None = None  # the soft cap of scores
+    in_float32: bool = False  # it attends in float32
+    shared_kv: SharedKvSpec | None = None
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """A RoPE of the family's own class: position / periods is what it rotates by."""
+
+    dims: str = "dims"
+    periods: str = "_freqs"
 
 
 @dataclass(frozen=True)
@@ -109,6 +143,7 @@ class ModelFamily:
     mlps: Mapping[str, MlpSpec] = field(default_factory=dict)  # classes that compute nothing else
     recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
+    ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
     fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, all of which may become one operation
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
@@ -118,4 +153,4 @@ class ModelFamily:
     @property
     def classes(self) -> frozenset[str]:
         """The names of all described classes."""
-        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.fused))
+        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.fused))

@@ -12,6 +12,8 @@ from ingot.models.families.description import (
     ModelFamily,
     MtpSpec,
     NormSpec,
+    RopeSpec,
+    SharedKvSpec,
     ShortConvSpec,
 )
 
@@ -24,10 +26,30 @@ FAMILIES = (
         fused=("HeliumDecoderLayer",),
     ),
     # Tencent's Hunyuan.
-    ModelFamily("hunyuan", mlps={"MLP": MlpSpec()}),
-    ModelFamily("hunyuan_v1_dense", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "hunyuan",
+        attention={
+            "Attention": AttentionSpec(
+                norms=("query_layernorm", "key_layernorm"),
+                norms_behind_rope=True,
+                shared_kv=SharedKvSpec(argument="kv_states", projected=True),
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+        ropes={"DynamicNTKAlphaRoPE": RopeSpec()},
+    ),
+    ModelFamily(
+        "hunyuan_v1_dense",
+        attention={"Attention": AttentionSpec(norms=("query_layernorm", "key_layernorm"), norms_behind_rope=True)},
+        mlps={"MLP": MlpSpec()},
+        ropes={"DynamicNTKAlphaRoPE": RopeSpec()},
+    ),
     # InternLM.
-    ModelFamily("internlm2", mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")}),
+    ModelFamily(
+        "internlm2",
+        attention={"Attention": AttentionSpec(out="wo", joint="wqkv", joint_by_group=True)},
+        mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")},
+    ),
     ModelFamily("internlm3", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     # IQuest's Loop Coder, which runs its layers twice.
     ModelFamily("iquestloopcoder", mlps={"MLP": MlpSpec()}),
@@ -50,7 +72,11 @@ FAMILIES = (
         mlps={"KlearMLP": MlpSpec()},
     ),
     # Poolside's Laguna.
-    ModelFamily("laguna", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "laguna",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="g_proj", gate_act="softplus")},
+        mlps={"MLP": MlpSpec()},
+    ),
     # Liquid's LFM2, most of whose layers are short convolutions.
     ModelFamily(
         "lfm2",
@@ -64,12 +90,23 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         recurrences={"ShortConv": ShortConvSpec()},
     ),
+    # Lille.
+    ModelFamily(
+        "lille-130m",
+        attention={
+            "Lille130mAttention": AttentionSpec(heads="n_head", out="out_proj", joint="qkv_proj", input_norm="norm")
+        },
+    ),
     # Llama, and the many models that are saved as one.
     ModelFamily(
         "llama", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
     ModelFamily("llama4", mlps={"MLP": MlpSpec()}),
-    ModelFamily("llama4_text", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "llama4_text",
+        attention={"Attention": AttentionSpec(norm_eps="rms_norm_eps", normed="use_qk_norm")},
+        mlps={"MLP": MlpSpec()},
+    ),
     # Meituan's LongCat.
     ModelFamily("longcat_flash", mlps={"LongcatFlashMLP": MlpSpec()}),
     # Mamba 2.
@@ -92,7 +129,11 @@ FAMILIES = (
             hidden_first=True,
         ),
     ),
-    ModelFamily("mimo_v2_flash", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "mimo_v2_flash",
+        attention={"Attention": AttentionSpec(value_scale="value_scale", sinks="attention_sink_bias")},
+        mlps={"MLP": MlpSpec()},
+    ),
     # MiniCPM.
     ModelFamily(
         "minicpm",
@@ -121,7 +162,14 @@ FAMILIES = (
     ModelFamily(
         "mixtral", attention={"MixtralAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")}
     ),
-    ModelFamily("ministral3", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "ministral3", attention={"Attention": AttentionSpec(token_scale="attn_scale")}, mlps={"MLP": MlpSpec()}
+    ),
     # Meta's Muse.
-    ModelFamily("muse_glimmer", mlps={"MLP": MlpSpec()}, norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)}),
+    ModelFamily(
+        "muse_glimmer",
+        attention={"Attention": AttentionSpec(norm_eps="eps", query_scale="qk_scale_factor", gate="gate_proj")},
+        mlps={"MLP": MlpSpec()},
+        norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)},
+    ),
 )

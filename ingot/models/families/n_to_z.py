@@ -35,6 +35,21 @@ _QWEN_MTP = MtpSpec(
 FAMILIES = (
     # Nanbeige.
     ModelFamily("nanbeige", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
+    # nanochat.
+    ModelFamily(
+        "nanochat",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads",
+                kv_heads="num_kv_heads",
+                out="c_proj",
+                projections=("c_q", "c_k", "c_v"),
+                norm_eps=1e-5,
+                norms_behind_rope=True,
+                rope_periods="_rope_freqs",
+            )
+        },
+    ),
     # NVIDIA's Nemotron.
     ModelFamily(
         "nemotron",
@@ -70,8 +85,20 @@ FAMILIES = (
     ModelFamily("olmo_hybrid", attention={"Attention": _OLMO_ATTENTION}, mlps={"MLP": MlpSpec()}),
     ModelFamily("olmoe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)}),
     # Apple's OpenELM.
-    ModelFamily("openelm", mlps={"MLP": MlpSpec(gate="proj_1", up=None, down="proj_2")}),
+    ModelFamily(
+        "openelm",
+        attention={"Attention": AttentionSpec(out="out_proj", joint="qkv_proj", norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec(gate="proj_1", up=None, down="proj_2")},
+    ),
     # Microsoft's Phi.
+    ModelFamily(
+        "phi",
+        attention={
+            "PhiAttention": AttentionSpec(
+                heads="num_heads", kv_heads="num_key_value_heads", scale=None, out="dense", in_float32=True
+            )
+        },
+    ),
     ModelFamily(
         "phi3",
         attention={"Attention": AttentionSpec(joint="qkv_proj")},
@@ -79,12 +106,40 @@ FAMILIES = (
     ),
     ModelFamily("phi3small", refused="mlx-lm's code for it lets the tokens of a prompt see the ones after them"),
     ModelFamily("phimoe", attention={"Attention": AttentionSpec()}),
+    ModelFamily(
+        "phixtral",
+        attention={
+            "RoPEAttention": AttentionSpec(
+                heads="num_heads", kv_heads="num_heads", scale=None, out="out_proj", joint="Wqkv", in_float32=True
+            )
+        },
+    ),
     # PLaMo.
     ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
     ModelFamily("plamo2", mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)}),
-    ModelFamily("plamo3", mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)}),
+    ModelFamily(
+        "plamo3",
+        attention={
+            "Attention": AttentionSpec(
+                heads="q_num_heads", kv_heads="k_num_heads", joint="qkv_proj", norms=("q_norm", "k_norm")
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
+    ),
     # Alibaba's Qwen.
-    ModelFamily("qwen", mlps={"MLP": MlpSpec(gate="w2", up="w1", down="c_proj")}),
+    ModelFamily(
+        "qwen",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads="num_attention_heads",
+                out="c_proj",
+                joint="c_attn",
+                rope="rotary_emb",
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="w2", up="w1", down="c_proj")},
+    ),
     ModelFamily(
         "qwen2", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
@@ -118,15 +173,53 @@ FAMILIES = (
         "seed_oss", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
     # iFlytek's Spark.
-    ModelFamily("spark2_5", mlps={"MLP": MlpSpec(act="gelu")}),
+    ModelFamily(
+        "spark2_5",
+        attention={"Attention": AttentionSpec(out="out_proj", joint="q_k_v_proj", gate="g_proj")},
+        mlps={"MLP": MlpSpec(act="gelu")},
+    ),
     # StableLM.
-    ModelFamily("stablelm", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "stablelm",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads",
+                kv_heads="num_key_value_heads",
+                scale=None,
+                norms=("q_layernorm", "k_layernorm"),
+                in_float32=True,
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+    ),
     # StarCoder.
     ModelFamily("starcoder2", attention={"Attention": AttentionSpec()}),
     # StepFun's Step, whose norms hold what they multiply by, whatever their name says.
-    ModelFamily("step3p5", norms={"ZeroCenteredRMSNorm": NormSpec("rms")}),
+    ModelFamily(
+        "step3p5",
+        attention={
+            "Step3p5Attention": AttentionSpec(
+                heads="num_heads", kv_heads="num_kv_heads", norms=("q_norm", "k_norm"), gate="g_proj"
+            )
+        },
+        norms={"ZeroCenteredRMSNorm": NormSpec("rms")},
+    ),
     # Talkie.
-    ModelFamily("talkie", mlps={"MLP": MlpSpec(gate="mlp_gate", up="mlp_linear", down="mlp_resid")}),
+    ModelFamily(
+        "talkie",
+        attention={
+            "Attention": AttentionSpec(
+                kv_heads="n_heads",
+                out="attn_resid",
+                projections=("attn_query", "attn_key", "attn_value"),
+                norm_eps="eps",
+                norms_behind_rope=True,
+                query_scale="head_gain.head_g",
+                rope_periods="_rope_freqs",
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="mlp_gate", up="mlp_linear", down="mlp_resid")},
+    ),
     # TeleChat.
     ModelFamily(
         "telechat3",

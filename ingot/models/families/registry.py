@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ingot.models.families import a_to_g, h_to_m, n_to_z
-from ingot.models.families.description import AttentionSpec, MlpSpec, ModelFamily, MtpSpec, NormSpec, RecurrenceSpec
+from ingot.models.families.description import (
+    AttentionSpec,
+    MlpSpec,
+    ModelFamily,
+    MtpSpec,
+    NormSpec,
+    RecurrenceSpec,
+    RopeSpec,
+)
 
 MLX_LM_MODELS = "mlx_lm.models"
 
@@ -65,6 +73,11 @@ def recurrence_spec_of(module: object) -> RecurrenceSpec | None:
 def norm_spec_of(module: object) -> NormSpec | None:
     """Of a norm of a family's own class."""
     return _family_of(module).norms.get(type(module).__name__)
+
+
+def rope_spec_of(module: object) -> RopeSpec | None:
+    """Of a RoPE of a family's own class."""
+    return _family_of(module).ropes.get(type(module).__name__)
 
 
 def is_fusible(layer: object) -> bool:

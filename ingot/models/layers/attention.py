@@ -16,19 +16,11 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import QUERY_STRIDE, AppendState
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
-from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec
-from ingot.models.families.registry import attention_spec_of
-from ingot.models.layers.attention_backends import (
-    NativeRotations,
-    PagedKernelAttention,
-    RaggedAttention,
-    native_head_norm,
-)
-from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
-from ingot.models.layers.modules import extend
-from ingot.models.layers.rope import KernelRope, KernelRopes, SharedRope, SharedRopes
+from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
+from ingot.models.layers.gpu_linear import JoinedLinear
+from ingot.models.layers.rope import KernelRope, SharedRope
 
 QUERY_TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
@@ -45,14 +37,50 @@ class AttentionQueries:
     sinks: mx.array | None  # [heads]
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What a layer computes tokens from."""
+
+    x: mx.array  # [1, tokens, ...]
+    token_scale: mx.array | None = None  # [tokens]: what their queries are multiplied by
+    projected: tuple[mx.array, mx.array] | None = None  # [1, tokens, ...]: keys and values that layers share
+
+    def taken(self, tokens: slice) -> AttentionInputs:
+        return AttentionInputs(
+            self.x[:, tokens],
+            None if self.token_scale is None else self.token_scale[tokens],
+            None if self.projected is None else (self.projected[0][:, tokens], self.projected[1][:, tokens]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """The names of the arguments of a class of attention, in order, and which of them is the mask."""
+
+    names: tuple[str, ...]
+    mask: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNorm:
+    """An RMS norm without weights."""
+
+    eps: float
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, None, self.eps)
+
+
 class MixedAttention(nn.Module):
     """Computes what the module that it extends computes, for mixed batches too."""
 
     _spec: AttentionSpec
+    _call: CallNames
     _heads: int
     _kv_heads: int
     _scale: float
-    _rotates: bool
+    _plain_norm: PlainNorm | None  # of queries and keys
+    _rope: nn.Module | None
     _shared_rope: SharedRope | None
     _cap: float | None
     _tile: int | None
@@ -62,49 +90,76 @@ class MixedAttention(nn.Module):
     kernel_rope: KernelRope | None
     joined_qkv: JoinedLinear | None
     joined_out: JoinedLinear | None
+    reads_stored_kv: bool
+    """Whether it attends to keys and values that an earlier layer has stored."""
 
     @property
     def native(self) -> bool:
         """Whether the native kernels compute it in mixed batches."""
         return self._ragged is not None
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if not isinstance(cache, AppendState) or cache.whole is None:
-            return super().__call__(x, mask=mask, cache=cache)
-        return self._forward_mixed(x, mask, cache, cache.whole)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
+        earlier = None if shared is None or shared.argument is None else given.get(shared.argument)
+        state = earlier if isinstance(earlier, AppendState) else given.get("cache")
+        if not isinstance(state, AppendState) or state.whole is None:
+            return super().__call__(*args, **options)
+        inputs = self._inputs(given, earlier, state.whole)
+        output = self._forward_mixed(inputs, given.get(self._call.mask), state, state.whole)
+        if shared is None or shared.argument is None:
+            return output
+        return output, inputs.projected if shared.projected else state, *map(given.get, shared.returned)
 
-    def _forward_mixed(self, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch) -> mx.array:
+    def _inputs(self, given: dict[str, Any], earlier: Any, mixed: MixedBatch) -> AttentionInputs:
+        """`earlier`: what an earlier layer returned for this one."""
+        spec, x = self._spec, given[self._call.names[0]]
+        if spec.input_norm is not None:
+            x = self[spec.input_norm](x)
+        scale = None if spec.token_scale is None else given.get(spec.token_scale)
+        if scale is not None:
+            scale = scale.reshape(mixed.tokens)
+        if spec.shared_kv is None or not spec.shared_kv.projected:
+            return AttentionInputs(x, scale)
+        return AttentionInputs(x, scale, self._project_kv(x) if earlier is None else earlier)
+
+    def _forward_mixed(
+        self, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+    ) -> mx.array:
         ragged = self._prepared_ragged if mixed.three_axes else self._ragged
-        if ragged is not None and ragged.covers(x, masks, state, mixed):
-            if state.query_observer is not None:
-                state.query_observer(self._project_queries(x, mixed))
-            return self._attend_natively(ragged, x, masks, state, mixed)
+        if self.reads_stored_kv and ("stored", state) not in mixed.memo:
+            ragged = None
+        if ragged is not None and ragged.covers(inputs.x, masks, state, mixed):
+            if state.query_observer is not None and not self.reads_stored_kv:
+                state.query_observer(self._project_queries(inputs, mixed))
+            return self._attend_natively(ragged, inputs, masks, state, mixed)
         if (
             state.choice is None
             or mixed.tokens < QUERY_STRIDE
             or not isinstance(masks, BatchMasks)
             or masks.window is not None
         ):
-            return self._forward_parts(x, masks, state, mixed)
-        choosing = self._project_queries(x[:, QUERY_STRIDE - 1 :: QUERY_STRIDE], _page_choice_batch(mixed))
-        with state.selecting_pages(choosing.rotated, choosing.scale, mixed):
-            return self._forward_parts(x, masks, state, mixed)
+            return self._forward_parts(inputs, masks, state, mixed)
+        choosing = inputs.taken(slice(QUERY_STRIDE - 1, None, QUERY_STRIDE))
+        queries = self._project_queries(choosing, _page_choice_batch(mixed))
+        with state.selecting_pages(queries.rotated, queries.scale, mixed):
+            return self._forward_parts(inputs, masks, state, mixed)
 
-    def _project_queries(self, x: mx.array, mixed: MixedBatch) -> AttentionQueries:
-        return self._make_queries(self._prepare_qkv(x, mixed)[0][:, :, 0])
+    def _project_queries(self, inputs: AttentionInputs, mixed: MixedBatch) -> AttentionQueries:
+        return self._make_queries(self._prepare_queries(inputs, mixed)[:, :, 0])
 
     def _make_queries(self, rotated: mx.array) -> AttentionQueries:
         return AttentionQueries(rotated, self._scale, self._cap, self._sinks)
 
-    def _forward_parts(self, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch) -> mx.array:
-        queries, gate = self._write_kv(x, state, mixed)
-        if state.query_observer is not None:
+    def _forward_parts(
+        self, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+    ) -> mx.array:
+        queries, gate = self._write_kv(inputs, state, mixed)
+        if state.query_observer is not None and not self.reads_stored_kv:
             state.query_observer(self._make_queries(queries))
         found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
         joined = self._attend_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
-        flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), x, masks, state, mixed)
-        if gate is not None:
-            flat = flat * mx.sigmoid(gate)
+        flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
+        flat = self._gate_output(flat, gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
 
@@ -124,27 +179,31 @@ class MixedAttention(nn.Module):
         ]
         return mixed.join_batch_heads(outputs)
 
-    def _write_kv(self, x: mx.array, state: AppendState, mixed: MixedBatch) -> tuple[mx.array, mx.array | None]:
+    def _write_kv(
+        self, inputs: AttentionInputs, state: AppendState, mixed: MixedBatch
+    ) -> tuple[mx.array, mx.array | None]:
         """Queries [tokens, heads, size] and the output's gate, once keys and values are written.
 
         All are written before anything is read: pages can only be written in place while nobody waits to read them.
         """
         if self.kernel_rope is not None:
-            projected, sizes = self._project_jointly(x, mixed)
+            projected, sizes = self._project_jointly(inputs, mixed)
             rotated = self.kernel_rope(projected, sizes, state, mixed)
             if rotated is not None:
-                return rotated, self._gate(projected, sizes[0], mixed)
-        queries, keys, values, gate = self._prepare_qkv(x, mixed)
+                return self._scale_tokens(rotated, inputs), self._gate(projected, sizes[0], mixed)
+        if self.reads_stored_kv:
+            return mx.contiguous(self._prepare_queries(inputs, mixed)[:, :, 0]), None
+        queries, keys, values, gate = self._prepare_qkv(inputs, mixed)
         state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
         return mx.contiguous(queries[:, :, 0]), gate
 
-    def _project_jointly(self, x: mx.array, mixed: MixedBatch) -> tuple[mx.array, tuple[int, int]]:
+    def _project_jointly(self, inputs: AttentionInputs, mixed: MixedBatch) -> tuple[mx.array, tuple[int, int]]:
         """Queries, keys and values [tokens, ...] concatenated, and the sizes of heads of keys and values."""
         if self.joined_qkv is None:
-            parts = self._project(x)
+            parts = self._project(inputs)
             keys, values = (part.shape[-1] // self._kv_heads for part in parts[1:])
             return mx.concatenate(list(parts), axis=-1)[0], (keys, values)
-        joint = self.joined_qkv(x.reshape(mixed.tokens, -1))
+        joint = self.joined_qkv(inputs.x.reshape(mixed.tokens, -1))
         heads = self._heads * (2 if self._spec.gated else 1) + 2 * self._kv_heads
         return joint, (joint.shape[-1] // heads,) * 2
 
@@ -168,27 +227,55 @@ class MixedAttention(nn.Module):
         with state.computing(part):
             return self._attend_tiled(mixed.split_batch_heads(number, queries), *state.keys_and_values(), mask)
 
+    def _gate_output(self, attended: mx.array, gate: mx.array | None, inputs: AttentionInputs) -> mx.array:
+        """The attention [..., heads * size] of all tokens, multiplied by its gate if it has one."""
+        spec = self._spec
+        if gate is not None:
+            return attended * mx.sigmoid(gate)
+        if spec.gate is None or spec.gate not in self:
+            return attended
+        raw = self[spec.gate](inputs.x)
+        own = mx.sigmoid(raw) if spec.gate_act == "sigmoid" else nn.softplus(raw.astype(mx.float32)).astype(raw.dtype)
+        by_gate = attended.reshape(*raw.shape, -1)  # numbers of a head, or a number
+        return (by_gate * own[..., None]).reshape(attended.shape)
+
     def _attend_natively(
-        self, ragged: RaggedAttention, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+        self,
+        ragged: RaggedAttention,
+        inputs: AttentionInputs,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
     ) -> mx.array:
-        if ragged.prepares:
-            queries, keys, values = self._project(x)
-            gate = None
+        gate = None
+        if self.reads_stored_kv:
+            keys, values = mixed.memo["stored", state]  # the same is written once more
+            queries = self._prepare_queries(inputs, mixed).reshape(1, mixed.tokens, -1)
+        elif ragged.prepares:
+            queries, keys, values = self._project(inputs)
+            queries = self._scale_tokens(queries[0], inputs)[None]
         else:
-            queries, keys, values, gate = self._prepare_qkv(x, mixed)
+            queries, keys, values, gate = self._prepare_qkv(inputs, mixed)
             queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
+        if self._spec.shared_kv is not None and not self._spec.shared_kv.projected:
+            mixed.memo["stored", state] = keys, values
         attended = ragged(queries, keys, values, masks, state, mixed)
-        attended = self._with_bidirectional(attended[0], x, masks, state, mixed)[None]
+        attended = self._with_bidirectional(attended[0], inputs, masks, state, mixed)[None]
         project: nn.Module = self[self._spec.out]
-        return project(attended if gate is None else attended * mx.sigmoid(gate))
+        return project(self._gate_output(attended, gate, inputs))
 
     def _with_bidirectional(
-        self, attended: mx.array, x: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+        self,
+        attended: mx.array,
+        inputs: AttentionInputs,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
     ) -> mx.array:
         """The attention [tokens, ...] of all tokens, computed again for those that also see later tokens."""
         window = masks.window if isinstance(masks, BatchMasks) else state.window
         for begin, end, own in mixed.bidirectional:
-            queries, *_ = self._prepare_qkv(x[:, begin:end], own)
+            queries = self._prepare_queries(inputs.taken(slice(begin, end)), own)
             with state.computing(own.parts[0]):
                 keys, values = state.keys_and_values()
                 mask = state.bidirectional_mask(window)
@@ -196,21 +283,42 @@ class MixedAttention(nn.Module):
             attended[begin:end] = own.join_batch_heads([seen])[0].astype(attended.dtype)
         return attended
 
-    def _project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        if self._spec.joint is None:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        joint = self[self._spec.joint](x)
+    def _project(self, inputs: AttentionInputs) -> tuple[mx.array, mx.array, mx.array]:
+        spec, x = self._spec, inputs.x
+        if spec.joint is None:
+            keys, values = self._project_kv(x) if inputs.projected is None else inputs.projected
+            return self[spec.projections[0]](x), keys, values
+        joint = self[spec.joint](x)
+        if spec.joint_by_group:
+            groups = joint.reshape(*x.shape[:2], self._kv_heads, self._heads // self._kv_heads + 2, -1)
+            return groups[..., :-2, :].flatten(2), groups[..., -2, :].flatten(2), groups[..., -1, :].flatten(2)
         size = joint.shape[-1] // (self._heads + 2 * self._kv_heads)
         queries, keys, values = mx.split(joint, [self._heads * size, (self._heads + self._kv_heads) * size], axis=-1)
         return queries, keys, values
 
-    def _prepare_qkv(self, x: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+    def _project_kv(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        _, of_keys, of_values = self._spec.projections
+        keys = self[of_keys](x)
+        return keys, self[of_values](x) if of_values in self else keys
+
+    def _prepare_queries(self, inputs: AttentionInputs, mixed: MixedBatch) -> mx.array:
+        """Queries [tokens, heads, 1, size], rotated to their positions."""
+        if not self.reads_stored_kv:
+            return self._prepare_qkv(inputs, mixed)[0]
+        queries = self[self._spec.projections[0]](inputs.x).reshape(mixed.tokens, self._heads, 1, -1)
+        if self._spec.norms is not None:
+            queries = self[self._spec.norms[0]](queries)
+        return queries if self._rope is None else self._rotate_each(queries, mixed)
+
+    def _prepare_qkv(
+        self, inputs: AttentionInputs, mixed: MixedBatch
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """Queries, keys and values [tokens, heads, 1, size], rotated to their positions, and the output's gate.
 
         Each token is a row of its own, so that one RoPE rotates all of them.
         """
         spec, gate = self._spec, None
-        queries, keys, values = self._project(x)
+        queries, keys, values = self._project(inputs)
         if spec.joint_head_norms:
             queries, keys = self._norm_heads(queries, keys)
         queries = queries.reshape(mixed.tokens, self._heads, 1, -1)
@@ -218,29 +326,48 @@ class MixedAttention(nn.Module):
         if spec.gated:
             queries, gate = mx.split(queries, 2, axis=-1)
             gate = gate.reshape(mixed.tokens, -1)
-        if not spec.joint_head_norms:  # some have a weight for each head, which stand next to a head's values
-            queries, keys = (y[:, :, None] for y in self._norm_heads(queries[:, :, 0], keys[:, :, 0]))
-        if self._rotates:
+        if spec.norms_behind_rope:
+            queries, keys = self._norm_heads(*self._rotate(queries, keys, mixed))
+        else:
+            if not spec.joint_head_norms:  # some have a weight for each head, which stand next to a head's values
+                queries, keys = (y[:, :, None] for y in self._norm_heads(queries[:, :, 0], keys[:, :, 0]))
             queries, keys = self._rotate(queries, keys, mixed)
-        return queries, keys, values, gate
+        if spec.query_scale is not None and isinstance(scale := attrgetter(spec.query_scale)(self), mx.array):
+            queries = queries * scale.astype(queries.dtype)[:, None, None]
+        if spec.value_norm is not None:
+            values = self[spec.value_norm](values)
+        if spec.value_scale is not None and (factor := attrgetter(spec.value_scale)(self)) is not None:
+            values = values * factor
+        return self._scale_tokens(queries, inputs), keys, values, gate
+
+    def _scale_tokens(self, queries: mx.array, inputs: AttentionInputs) -> mx.array:
+        """Queries [tokens, ...], each token's multiplied by its own factor."""
+        if inputs.token_scale is None:
+            return queries
+        return queries * inputs.token_scale.reshape(-1, *[1] * (queries.ndim - 1))
 
     def _rotate(self, queries: mx.array, keys: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array]:
+        if self._rope is None:
+            return queries, keys
         if self._shared_rope is not None and queries.dtype == keys.dtype == mx.float32:
             return self._shared_rope(queries, keys, mixed)
+        return self._rotate_each(queries, mixed), self._rotate_each(keys, mixed)
+
+    def _rotate_each(self, x: mx.array, mixed: MixedBatch) -> mx.array:
+        """Where RoPE is fused, each part as the model's own code would: a prompt's tokens are one row, not many."""
+        assert self._rope is not None
         if self._tile is not None:
             offset = TokenPositions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
-            return self.rope(queries, offset=offset), self.rope(keys, offset=offset)
-        return self._rotate_by_part(queries, mixed), self._rotate_by_part(keys, mixed)
-
-    def _rotate_by_part(self, x: mx.array, mixed: MixedBatch) -> mx.array:
-        """Each part as the model's own code would: on GPUs a prompt's tokens are one row, not many."""
+            return self._rope(x, offset=offset)
         rotated = []
         for number, part in enumerate(mixed.parts):
-            own: mx.array = self.rope(mixed.split_batch_heads(number, x), offset=part.offset)
+            own: mx.array = self._rope(mixed.split_batch_heads(number, x), offset=part.offset)
             rotated.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
         return rotated[0] if len(rotated) == 1 else mx.concatenate(rotated)
 
     def _norm_heads(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
+        if self._plain_norm is not None:
+            return self._plain_norm(queries), self._plain_norm(keys)
         if self._spec.norms is None or self._spec.norms[0] not in self:
             return queries, keys
         of_queries, of_keys = self._spec.norms
@@ -267,13 +394,15 @@ class MixedAttention(nn.Module):
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask) -> mx.array:
         if self._cap is not None:
             return self._attend_capped(self._cap, queries, keys, values, mask)
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._scale, mask=mask, sinks=self._sinks
+        exact = queries.astype(mx.float32) if self._spec.in_float32 else queries
+        attended = mx.fast.scaled_dot_product_attention(
+            exact, keys, values, scale=self._scale, mask=mask, sinks=self._sinks
         )
+        return attended.astype(queries.dtype) if self._spec.in_float32 else attended
 
     @property
     def _sinks(self) -> mx.array | None:
-        return None if self._spec.sinks is None else self[self._spec.sinks]
+        return None if self._spec.sinks is None else self.get(self._spec.sinks)
 
     def _attend_capped(
         self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask
@@ -288,7 +417,7 @@ class MixedAttention(nn.Module):
             mask = mask[:, :, None]
         if mask is not None:
             scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-        return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(queries.shape)
+        return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(*queries.shape[:3], -1)
 
 
 def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
@@ -298,42 +427,6 @@ def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
         mixed.memo["page choice"] = MixedBatch((part.every(QUERY_STRIDE),))
     batch: MixedBatch = mixed.memo["page choice"]
     return batch
-
-
-def mixed_attention_of(
-    module: nn.Module,
-    ropes: SharedRopes | None,
-    ragged: NativeRotations | None,
-    kernels: CheckedKernels | None,
-    kernel_ropes: KernelRopes | None = None,
-) -> MixedAttention | None:
-    """The same attention for mixed batches too; None where its class is not known.
-
-    `ropes` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
-    computed natively; `kernels` and `kernel_ropes` are those of a GPU.
-    """
-    spec = attention_spec_of(module)
-    if spec is None:
-        return None
-    replacement: MixedAttention = extend(module, MixedAttention, "MixedBatch")
-    replacement._spec = spec
-    replacement._heads, replacement._kv_heads = attrgetter(spec.heads, spec.kv_heads)(module)
-    replacement._scale = attrgetter(spec.scale)(module)
-    replacement._rotates = "rope" in module and (spec.rotates is None or attrgetter(spec.rotates)(module))
-    replacement._cap = None if spec.cap is None else attrgetter(spec.cap)(module)
-    replacement._shared_rope = None if ropes is None else ropes.rope_for(module.get("rope"))
-    replacement._tile = None if ropes is None else QUERY_TILE
-    replacement._ragged = replacement._prepared_ragged = None
-    if ragged is not None:
-        replacement._ragged = _make_ragged_attention(replacement, ragged)
-        replacement._prepared_ragged = _make_ragged_attention(replacement, ragged, prepares=False)
-    replacement.paged_attention = None if kernels is None else _make_paged_attention(replacement, kernels)
-    replacement.kernel_rope = None if kernel_ropes is None else _make_kernel_rope(replacement, kernel_ropes)
-    replacement.joined_qkv = replacement.joined_out = None
-    if replacement.kernel_rope is not None:
-        replacement.joined_qkv = _joint_projection(replacement)
-        replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
-    return replacement
 
 
 def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
@@ -352,56 +445,3 @@ def check_coded_attention(model: nn.Module, sample: CodedSample) -> None:
     for _, module in model.named_modules():
         if isinstance(module, MixedAttention) and module.paged_attention is not None:
             module.paged_attention.check_coded(sample)
-
-
-def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
-    spec = module._spec
-    if spec.joint_head_norms:
-        return None
-    return kernel_ropes.rope_for(
-        heads=module._heads,
-        kv_heads=module._kv_heads,
-        rope=module.rope if module._rotates else None,
-        norms=[module[name] for name in spec.norms or () if name in module],
-        gated=spec.gated,
-    )
-
-
-def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
-    """The query, key and value projections as one, where heads of keys and values are of one size."""
-    if module._spec.joint is not None:
-        return join_linears(module[module._spec.joint], names=[module._spec.joint])
-    names = ("q_proj", "k_proj", "v_proj")
-    layers = [module[name] for name in names]
-    keys, values = (layer.weight.shape[0] for layer in layers[1:])
-    return join_linears(*layers, names=names) if keys == values else None
-
-
-def _make_paged_attention(module: MixedAttention, kernels: CheckedKernels) -> PagedKernelAttention:
-    return PagedKernelAttention(
-        kernels,
-        heads=module._heads,
-        kv_heads=module._kv_heads,
-        scale=module._scale,
-        cap=module._cap,
-        sinks=module._sinks,
-    )
-
-
-def _make_ragged_attention(
-    module: MixedAttention, rotations: NativeRotations, *, prepares: bool = True
-) -> RaggedAttention:
-    spec = module._spec
-    norms = tuple(module[name] for name in spec.norms or () if name in module)
-    return RaggedAttention(
-        heads=module._heads,
-        kv_heads=module._kv_heads,
-        scale=module._scale,
-        cap=module._cap,
-        sinks=module._sinks,
-        norms=[native_head_norm(norm, whole=spec.joint_head_norms) for norm in norms],
-        rope=module.rope if module._rotates else None,
-        rotations=rotations,
-        gated=spec.gated,
-        prepares=prepares,
-    )

@@ -484,8 +484,8 @@ def are_layers_alike(layers: Sequence[GraphLayer]) -> bool:
     """Whether all attend to their rows alike, and rotate by the same angles."""
     first = layers[0].attention
     return all(
-        (other._heads, other._kv_heads, other._scale, other._cap, other._rotates)
-        == (first._heads, first._kv_heads, first._scale, first._cap, first._rotates)
+        (other._heads, other._kv_heads, other._scale, other._cap)
+        == (first._heads, first._kv_heads, first._scale, first._cap)
         and other._spec.sinks is None
         and other.kernel_rope is not None
         and first.kernel_rope is not None

@@ -21,8 +21,8 @@ from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
 from ingot.kernels.paged_attention.shapes import AttentionShape
-from ingot.models.layers.modules import adopt_module, swap_each
-from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.families.registry import rope_spec_of
+from ingot.models.layers.modules import extend, swap_each
 from ingot.upstream import rope_utils
 
 
@@ -91,14 +91,40 @@ _ROTATIONS: dict[type, Any] = {
     rope_utils.YarnRoPE: lambda rope: RopeRotation(rope.dims, rope.traditional, rope._freqs, gain=rope.mscale),
     rope_utils.SuScaledRoPE: lambda rope: RopeRotation(rope.dim, False, rope._freqs, gain=rope._scale),
 }
-_POSITIONED = {kind: type(f"Positioned{kind.__name__}", (PositionedRope, kind), {}) for kind in _ROTATIONS}
+
+
+class PeriodsRope(nn.Module):
+    """A RoPE that families compute by a function: each pair of numbers has a period, or a negative one where it is
+    rotated backwards."""
+
+    def __init__(self, periods: mx.array) -> None:
+        super().__init__()
+        self._periods = periods
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        dims = 2 * self._periods.size
+        return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._periods)
+
+
+_ROTATIONS[PeriodsRope] = lambda rope: RopeRotation(2 * rope._periods.size, False, rope._periods)
+
+
+def _rotation_of(rope: Any) -> RopeRotation | None:
+    """None for RoPE modules that are not known."""
+    if type(rope) in _ROTATIONS:
+        rotation: RopeRotation = _ROTATIONS[type(rope)](rope)
+        return rotation
+    spec = rope_spec_of(rope)
+    return None if spec is None else RopeRotation(getattr(rope, spec.dims), False, getattr(rope, spec.periods))
 
 
 def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
     """The same RoPE for explicit positions too; with `axes`, which say which of three axes each period rotates by, also
     for positions of three axes. KeyError for RoPE modules that are not known."""
-    replacement: PositionedRope = adopt_module(rope, _POSITIONED[type(rope)])
-    rotation: RopeRotation = _ROTATIONS[type(rope)](rope)
+    rotation = _rotation_of(rope)
+    if rotation is None:
+        raise KeyError(type(rope))
+    replacement: PositionedRope = extend(rope, PositionedRope, "Positioned")
     if axes is not None:
         if len(axes) != rotation.periods.size:
             raise ModelError(f"mrope_section has {len(axes)} frequencies, but the model's RoPE {rotation.periods.size}")
@@ -109,7 +135,7 @@ def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> Posit
 
 def swap_ropes(model: nn.Module, axes: Sequence[int] | None = None) -> int:
     """Swap every known RoPE module of the model; returns how many were swapped."""
-    return swap_each(model, lambda module: positioned_rope(module, axes) if type(module) in _ROTATIONS else None)
+    return swap_each(model, lambda module: None if _rotation_of(module) is None else positioned_rope(module, axes))
 
 
 class SharedRope:
@@ -196,15 +222,14 @@ class KernelRopes:
         self._angles: dict[tuple[object, ...], RopeAngles] = {}
 
     def rope_for(
-        self, *, heads: int, kv_heads: int, rope: nn.Module | None, norms: Sequence[nn.Module], gated: bool
+        self, *, heads: int, kv_heads: int, rope: nn.Module | None, norms: Sequence[HeadRmsNorm], gated: bool
     ) -> KernelRope | None:
-        """None for rotations and norms that the kernel does not know."""
-        if not (rope is None or isinstance(rope, PositionedRope)) or not all(map(is_rms_norm, norms)):
+        """None for rotations that the kernel does not know."""
+        if not (rope is None or isinstance(rope, PositionedRope)):
             return None
-        factors = [(norm_factor(norm), float(norm.eps)) for norm in norms]
         rotation = None if rope is None else rope.rotation
         angles = self._angles.setdefault(() if rotation is None else rotation.key, RopeAngles(rotation))
-        return KernelRope(self._kernels, heads, kv_heads, factors, angles, gated=gated)
+        return KernelRope(self._kernels, heads, kv_heads, norms, angles, gated=gated)
 
 
 class KernelRope:
@@ -215,7 +240,7 @@ class KernelRope:
         kernels: CheckedKernels,
         heads: int,
         kv_heads: int,
-        norms: list[HeadRmsNorm],
+        norms: Sequence[HeadRmsNorm],
         angles: RopeAngles,
         *,
         gated: bool,

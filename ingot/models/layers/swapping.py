@@ -24,8 +24,9 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
 from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
-from ingot.models.layers.attention import MixedAttention, mixed_attention_of
+from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
+from ingot.models.layers.attention_setup import mixed_attention_of
 from ingot.models.layers.decode_graph import capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers

@@ -55,8 +55,6 @@ UNMIXED = {
     "llama4": ONE_BY_ONE["llama4"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
     "minimax_m3_vl": ONE_BY_ONE["minimax_m3_vl"],
-    "ministral3": "scales that follow positions counted from a single number",
-    "mistral3": "scales that follow positions counted from a single number",
     "mistral4": "scales that follow positions counted from a single number",
 }
 MIXED_ON_GPUS = {"llama-dynamic"}

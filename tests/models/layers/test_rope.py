@@ -8,7 +8,7 @@ import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, Row, TokenPositions
-from ingot.models.layers.rope import PositionedRope, SharedRopes, positioned_rope, swap_ropes
+from ingot.models.layers.rope import PeriodsRope, PositionedRope, SharedRopes, positioned_rope, swap_ropes
 from ingot.upstream import rope_utils
 from tests import tiny
 
@@ -21,6 +21,7 @@ ROPES = {
     "yarn": lambda: rope_utils.YarnRoPE(8, scaling_factor=4.0, original_max_position_embeddings=32),
     "longrope": lambda: rope_utils.SuScaledRoPE(8, max_position_embeddings=256, original_max_position_embeddings=64),
     "proportional": lambda: rope_utils.ProportionalRoPE(8, 4),
+    "backwards": lambda: PeriodsRope(mx.array([-1.0, -10.0, 100.0])),
 }
 MIXED = MixedBatch(
     (ForwardBatch((Row(0, ()), Row(1, ())), 1, (7, 30), (7, 30)), ForwardBatch((Row(2, ()),), 3, (4,), (4,)))
@@ -45,6 +46,10 @@ def test_a_token_is_rotated_to_its_own_position_whatever_is_in_its_batch(name: s
         assert mx.allclose(
             spread[:, :, index : index + 1], rope(x[:, :, index : index + 1], offset=position), atol=1e-4
         ).item()
+
+
+def test_an_offset_added_to_the_numbers_of_a_batchs_tokens_gives_their_positions() -> None:
+    assert (mx.arange(MIXED.tokens) + MIXED.offset).tolist() == [[7, 30, 4, 5, 6]]
 
 
 def test_every_rope_of_a_model_is_swapped_for_one_with_the_same_attributes() -> None:

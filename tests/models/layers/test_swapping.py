@@ -48,8 +48,23 @@ KNOWN = [
     "nemotron_h",
     "olmo_hybrid",
     "phimoe",
+    "gemma3n",
+    "gemma4",
+    "gemma4-keys-are-values",
+    "gpt_neox",
+    "hunyuan",
+    "internlm2",
+    "laguna",
+    "lille-130m",
+    "mimo_v2_flash-scaled",
+    "ministral3",
+    "muse_glimmer",
+    "qwen",
+    "stablelm-normed",
+    "step3p5",
+    "talkie",
 ]
-OTHERS = ["deepseek_v3", "mamba", "gemma4_text", "rwkv7"]
+OTHERS = ["deepseek_v3", "mamba", "plamo", "rwkv7"]
 TOLERANCE = 1e-4
 
 

@@ -1,0 +1,186 @@
+"""Sets up our attention in the place of mlx-lm's modules, as the descriptions of their families say."""
+
+from __future__ import annotations
+
+import inspect
+from operator import attrgetter
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.kernels.checked import CheckedKernels
+from ingot.kernels.cpu import native
+from ingot.kernels.paged_attention.rope import HeadRmsNorm
+from ingot.models.families.description import AttentionSpec
+from ingot.models.families.registry import attention_spec_of
+from ingot.models.layers.attention import QUERY_TILE, CallNames, MixedAttention, PlainNorm
+from ingot.models.layers.attention_backends import (
+    NativeRotations,
+    PagedKernelAttention,
+    RaggedAttention,
+    native_head_norm,
+)
+from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
+from ingot.models.layers.modules import extend
+from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.rope import KernelRope, KernelRopes, PeriodsRope, SharedRopes, positioned_rope
+
+
+def mixed_attention_of(
+    module: nn.Module,
+    ropes: SharedRopes | None,
+    ragged: NativeRotations | None,
+    kernels: CheckedKernels | None,
+    kernel_ropes: KernelRopes | None = None,
+) -> MixedAttention | None:
+    """The same attention for mixed batches too; None where its class is not known.
+
+    `ropes` are the model's where MLX fuses neither attention nor RoPE; `ragged` are its rotations where attention is
+    computed natively; `kernels` and `kernel_ropes` are those of a GPU.
+    """
+    spec = attention_spec_of(module)
+    if spec is None:
+        return None
+    replacement: MixedAttention = extend(module, MixedAttention, "MixedBatch")
+    _describe(replacement, module, spec)
+    rope = _rope_of(module, spec)
+    vars(replacement)["_rope"] = rope  # no further part of the module: it has it already, or it owns no weights
+    replacement._shared_rope = None if ropes is None else ropes.rope_for(rope)
+    replacement._tile = None if ropes is None else QUERY_TILE
+    replacement._ragged = replacement._prepared_ragged = None
+    if ragged is not None and has_equal_kv_sizes(module, spec):
+        replacement._ragged = _make_ragged_attention(replacement, ragged)
+        replacement._prepared_ragged = _make_ragged_attention(replacement, ragged, prepares=False)
+    replacement.paged_attention = None if kernels is None else _make_paged_attention(replacement, kernels)
+    replacement.kernel_rope = None if kernel_ropes is None else _make_kernel_rope(replacement, kernel_ropes)
+    replacement.joined_qkv = replacement.joined_out = None
+    if replacement.kernel_rope is not None:
+        replacement.joined_qkv = _joint_projection(replacement)
+        replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
+    return replacement
+
+
+def _describe(replacement: MixedAttention, module: nn.Module, spec: AttentionSpec) -> None:
+    """Set what does not depend on the device."""
+    names = tuple(inspect.signature(type(module).__call__).parameters)[1:]
+    replacement._spec = spec
+    replacement._call = CallNames(names, next(name for name in names if "mask" in name))
+    replacement._heads = attrgetter(spec.heads)(module)
+    replacement._kv_heads = spec.kv_heads if isinstance(spec.kv_heads, int) else attrgetter(spec.kv_heads)(module)
+    replacement._scale = _head_size(replacement) ** -0.5 if spec.scale is None else attrgetter(spec.scale)(module)
+    if spec.query_scale is not None and not isinstance(factor := attrgetter(spec.query_scale)(module), mx.array):
+        replacement._scale *= factor
+    replacement._plain_norm = None
+    if spec.norm_eps is not None and (spec.normed is None or attrgetter(spec.normed)(module)):
+        eps = spec.norm_eps if isinstance(spec.norm_eps, float) else attrgetter(spec.norm_eps)(module)
+        replacement._plain_norm = PlainNorm(eps)
+    replacement._cap = None if spec.cap is None else attrgetter(spec.cap)(module) or None
+    replacement.reads_stored_kv = reads_stored_kv(module, spec)
+
+
+def _rope_of(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
+    """The RoPE that the module uses."""
+    if spec.rope_periods is not None:
+        return positioned_rope(PeriodsRope(attrgetter(spec.rope_periods)(module)))
+    used = spec.rope in module and (spec.rotates is None or attrgetter(spec.rotates)(module))
+    return module[spec.rope] if used else None
+
+
+def reads_stored_kv(module: nn.Module, spec: AttentionSpec) -> bool:
+    """Whether it attends to keys and values that an earlier layer has stored."""
+    shared = spec.shared_kv
+    if shared is None or shared.projected:
+        return False
+    return spec.projections[1] not in module if shared.reads is None else bool(attrgetter(shared.reads)(module))
+
+
+def has_equal_kv_sizes(module: nn.Module, spec: AttentionSpec) -> bool:
+    """Whether its keys are as long as its values, as the native kernels need them."""
+    layers = [module[name] for name in spec.projections[1:] if name in module]
+    return spec.joint is not None or len({layer.weight.shape[0] for layer in layers}) <= 1
+
+
+def _head_size(module: MixedAttention) -> int:
+    """Numbers of a head of queries."""
+    spec = module._spec
+    if spec.joint is not None:
+        return int(module[spec.joint].weight.shape[0] // (module._heads + 2 * module._kv_heads))
+    return int(module[spec.projections[0]].weight.shape[0] // (module._heads * (2 if spec.gated else 1)))
+
+
+def _prepares_plainly(module: MixedAttention) -> bool:
+    """Whether queries and keys are normed and then rotated, and nothing else is done to them or to values."""
+    spec = module._spec
+    scaled = spec.query_scale is not None and isinstance(attrgetter(spec.query_scale)(module), mx.array)
+    changed = spec.value_norm is not None or (
+        spec.value_scale is not None and attrgetter(spec.value_scale)(module) is not None
+    )
+    late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
+    return not (scaled or changed or late or module.reads_stored_kv)
+
+
+def _norms_of(module: MixedAttention) -> list[nn.Module]:
+    return [module[name] for name in module._spec.norms or () if name in module]
+
+
+def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
+    spec, norms = module._spec, _norms_of(module)
+    if spec.joint_head_norms or not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
+        return None
+    factors: list[HeadRmsNorm] = [(norm_factor(norm), float(norm.eps)) for norm in norms]
+    return kernel_ropes.rope_for(
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        rope=module._rope,
+        norms=factors if module._plain_norm is None else [(None, module._plain_norm.eps)] * 2,
+        gated=spec.gated,
+    )
+
+
+def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
+    """The query, key and value projections as one, where heads of keys and values are of one size."""
+    spec = module._spec
+    if spec.joint is not None:
+        return None if spec.joint_by_group else join_linears(module[spec.joint], names=[spec.joint])
+    if spec.shared_kv is not None or not all(name in module for name in spec.projections):
+        return None
+    layers = [module[name] for name in spec.projections]
+    keys, values = (layer.weight.shape[0] for layer in layers[1:])
+    return join_linears(*layers, names=spec.projections) if keys == values else None
+
+
+def _make_paged_attention(module: MixedAttention, kernels: CheckedKernels) -> PagedKernelAttention:
+    return PagedKernelAttention(
+        kernels,
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        scale=module._scale,
+        cap=module._cap,
+        sinks=module._sinks,
+    )
+
+
+def _make_ragged_attention(
+    module: MixedAttention, rotations: NativeRotations, *, prepares: bool = True
+) -> RaggedAttention:
+    spec, norms = module._spec, _norms_of(module)
+    if module._plain_norm is None:
+        native_norms: list[native.HeadNorm | None] = [
+            native_head_norm(norm, whole=spec.joint_head_norms) for norm in norms
+        ]
+    else:
+        native_norms = [(mx.ones(_head_size(module)), module._plain_norm.eps, False, False)] * 2
+    # Factors of tokens are applied before the rotation, which does not change what they do, but norms would.
+    scales_first = spec.token_scale is None or not native_norms
+    return RaggedAttention(
+        heads=module._heads,
+        kv_heads=module._kv_heads,
+        scale=module._scale,
+        cap=module._cap,
+        sinks=module._sinks,
+        norms=native_norms,
+        rope=module._rope,
+        rotations=rotations,
+        gated=spec.gated,
+        prepares=prepares and scales_first and _prepares_plainly(module),
+    )
