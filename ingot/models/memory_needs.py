@@ -34,7 +34,7 @@ from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, Q
 from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig
-from ingot.models.layers.fused_layers import fusible_layers_of
+from ingot.models.layers.fused_layers import plain_programs_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
 from ingot.models.pooling_models.loading import ENCODER_FAMILIES, read_model_config
@@ -135,7 +135,7 @@ def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
         return 2 if config.get(BLOCKS_KEY) else max(floats)
     attention = [module for _, module in model.named_modules() if attention_spec_of(module) is not None]
     kv_caches = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
-    covered = bool(fusible_layers_of(model)) or 0 < len(attention) == len(kv_caches)
+    covered = bool(plain_programs_of(model)) or 0 < len(attention) == len(kv_caches)
     return 2 if native.available() and covered else 4
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ingot.models.families import a_to_g, h_to_m, n_to_z
-from ingot.models.families.description import AttentionSpec, MlpSpec, ModelFamily, MtpSpec, NormSpec, RecurrenceSpec
+from ingot.models.families.description import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelFamily,
+    MtpSpec,
+    NormSpec,
+    RecurrenceSpec,
+)
 
 MLX_LM_MODELS = "mlx_lm.models"
 
@@ -67,9 +75,9 @@ def norm_spec_of(module: object) -> NormSpec | None:
     return _family_of(module).norms.get(type(module).__name__)
 
 
-def is_fusible(layer: object) -> bool:
-    """Whether it is a layer of a class whose arithmetic is Llama's."""
-    return type(layer).__name__ in _family_of(layer).fused
+def layer_spec_of(layer: object) -> LayerSpec | None:
+    """Of a decoder layer of a known class."""
+    return _family_of(layer).layers.get(type(layer).__name__)
 
 
 def _family_of(module: object) -> ModelFamily:
