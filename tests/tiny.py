@@ -75,6 +75,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 12,
         "sliding_window_pattern": 2,
     },
+    # Its layers are one graph, too.
+    "kernel-window-packed": {
+        "model_type": "gemma3_text",
+        **_SHARED,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "rope_local_base_freq": 1000.0,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 12,
+        "sliding_window_pattern": 2,
+        "quantization": {"group_size": 32, "bits": 8},
+    },
     "kernel-hybrid": {
         "model_type": "qwen3_5_text",
         **_SHARED,

@@ -35,7 +35,7 @@ from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
 from ingot.models.forward import CompiledSteps, attends_natively, can_compile_steps, new_batch_state, run_forward
-from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
 from ingot.models.layers.gpu_linear import reserve_scratch
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
@@ -294,6 +294,8 @@ def adapt_model(
     bidirectional = tower is not None and tower.bidirectional
     apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
     fused = swap_modules(model, device, kernels, apart=apart, axes=axes)
+    is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
+    uncovered = why_uncovered(model) if is_uncovered else None
     if kernels is not None:
         reserve_scratch(model, kernels.packed)
     selection = select_at_lm_head(model)
@@ -327,7 +329,7 @@ def adapt_model(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *model_notes(model, selection, found, kernels, stack)),
+        (*notes, *model_notes(model, selection, found, kernels, stack, uncovered)),
         rounded,
         kernels,
         CompiledSteps(model) if compiles else None,

@@ -35,7 +35,7 @@ from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, 
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig
 from ingot.models.layers.attention_setup import has_equal_kv_sizes, reads_stored_kv
-from ingot.models.layers.fused_layers import fusible_layers_of
+from ingot.models.layers.fused_layers import plain_programs_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
 from ingot.models.pooling_models.loading import ENCODER_FAMILIES, read_model_config
@@ -142,7 +142,7 @@ def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
         and not reads_stored_kv(module, spec)
     ]
     kv_caches = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
-    covered = bool(fusible_layers_of(model)) or 0 < len(attention) == len(kv_caches)
+    covered = bool(plain_programs_of(model)) or 0 < len(attention) == len(kv_caches)
     return 2 if native.available() and covered else 4
 
 

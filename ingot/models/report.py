@@ -70,14 +70,18 @@ def model_notes(
     found: ProbeFindings,
     kernels: CheckedKernels | None,
     stack: DecodeGraphs | None,
+    uncovered: str | None,
 ) -> list[str]:
-    """What is slower than it could be, or may be incorrect."""
+    """What is slower than it could be, or may be incorrect. `uncovered`: the part of its layers without which they
+    cannot be graphs."""
     notes = [] if kernels is None else _unused_kernel_notes(kernels)
     notes += mlx_lm_attention_notes(model)
     if found.wrong is not None:
         notes.append(f"{found.wrong}, more than rounding alone moves them: check its answers")
     if stack is not None and stack.refusal is not None:
         notes.append(f"layers run kernel by kernel, slower: as one graph {stack.refusal}")
+    elif uncovered is not None:
+        notes.append(f"layers run kernel by kernel, slower: a graph has no kernels for {uncovered}")
     elif stack is not None and stack.slower is not None:
         notes.append(stack.slower)
     if selection is None or not selection.was_used:

@@ -344,7 +344,7 @@ class _CudaReplay:
 
 
 def _padded_words(numbers: Sequence[int]) -> mx.array:
-    return mx.array([*numbers, *[0] * (8 - len(numbers))], mx.int32)
+    return mx.array([*numbers, *[0] * (-len(numbers) % 8)], mx.int32)
 
 
 def replay_stage(device: Device) -> ReplayStage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -14,60 +15,89 @@ SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
 _THREADS = 256
 _ARRAYS = {
-    "norm": (("states", "added", "weight", "eps"), ("sums", "normed")),
+    "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
-    "post": (("states", "angles", "slots", "table", "rows", "after", "memory", "spots"), ("posted",)),
-    "post_adapted": (
-        ("states", "angles", "slots", "table", "rows", "adapters", "after", "memory", "spots"),
-        ("posted",),
-    ),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
+_HEADERS = {"gate": "gelu"}
+"""Header files of bodies."""
+Gate = Literal["silu", "gelu_tanh", "gelu"]
+_GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu")
 
 
 @cache
 def decode_kernel(name: str) -> Kernel:
-    text = name.removesuffix("_adapted")
-    header = "" if text == name else "#define ADAPTED\n"
-    return Kernel("stack", name, *_ARRAYS[name], header, read_source(SOURCE / f"{text}.h"))
+    header = read_source(SOURCE / f"{_HEADERS[name]}.h") if name in _HEADERS else ""
+    return Kernel("stack", name, *_ARRAYS[name], header, read_source(SOURCE / f"{name}.h"))
 
 
-class RmsNormKernel:
-    """An RMS norm."""
+@cache
+def post_kernel(floats: int, words: int) -> Kernel:
+    """For so many inputs of 32-bit floats, and of integers, besides hidden states."""
+    typed = [("T", "states")]
+    typed += [("float", f"angles_{number}") for number in range(floats)]
+    typed += [("int", f"words_{number}") for number in range(words)]
+    copies = [f"COPY({kind}, {name}, {name}_shape[0], {number})" for number, (kind, name) in enumerate(typed)]
+    body = read_source(SOURCE / "post.h").replace("COPY_ALL\n", "".join(f"{line}\n" for line in copies))
+    return Kernel("stack", "post", (*(name for _, name in typed), "after", "memory", "spots"), ("posted",), "", body)
 
-    def __init__(self, weight: mx.array, eps: float) -> None:
-        self.weight, self.eps = weight, mx.full(8, eps, mx.float32)
-        mx.eval(self.weight, self.eps)
+
+class RmsNormWeights(NamedTuple):
+    """An RMS norm: what it multiplies by, and what it adds to the mean of squares."""
+
+    weight: mx.array
+    eps: float
+
+
+class ResidualNorm:
+    """Between two parts of a layer: adds the first one's output to the hidden states, and norms these for the next."""
+
+    def __init__(
+        self,
+        before: RmsNormWeights | None,
+        after: RmsNormWeights | None = None,
+        *,
+        multiplier: float | None = None,
+        clipped: bool = False,
+    ) -> None:
+        """`before` is the next part's norm; what is added goes through the norm `after` its part, and is multiplied.
+        `clipped`: sums in float16 are kept finite."""
+        self._before, self._after, self._multiplied, self._clipped = before, after, multiplier is not None, clipped
+        eps = [0.0 if norm is None else norm.eps for norm in (before, after)]
+        self._numbers = mx.array([*eps, 1.0 if multiplier is None else multiplier, *[0.0] * 5], mx.float32)
+        mx.eval(self._numbers, [norm.weight for norm in (before, after) if norm is not None])
 
     def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
-        """Hidden states [tokens, size] plus a layer's output, and the sums normed."""
-        sums, normed = _launch_norm(run, states, added, self)
-        return (states if added is None else sums), normed
+        """Hidden states [tokens, size] plus a part's output, rounded like plain operations; and the sums normed."""
+        if added is None and self._before is None:
+            return states, states
+        tokens, size = states.shape
+        whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
+        with_after = added is not None and self._after is not None
+        template = (
+            *(("T", states.dtype), ("SIZE", size), ("WARPS", _WARPS), ("ADDED", added is not None)),
+            *(("NORMED", self._before is not None), ("AFTER", with_after)),
+            ("SCALED", added is not None and self._multiplied),
+            ("CLIPPED", self._clipped and states.dtype == mx.float16),
+        )
+        outputs = (none if added is None else whole, none if self._before is None else whole)
+        inputs = [
+            *(states, states if added is None else added),
+            states if self._before is None else self._before.weight,
+            states if self._after is None or added is None else self._after.weight,
+            self._numbers,
+        ]
+        sums, normed = run(decode_kernel("norm"), inputs, LaunchConfig(template, (tokens, 1, 1), _WARPS * 32, outputs))
+        sums = states if added is None else sums
+        return sums, sums if self._before is None else normed
 
 
-def add_residual(run: Launcher, states: mx.array, added: mx.array, like: RmsNormKernel) -> mx.array:
-    """The sum, rounded like plain operations."""
-    return _launch_norm(run, states, added, like, normed=False)[0]
-
-
-def _launch_norm(
-    run: Launcher, states: mx.array, added: mx.array | None, norm: RmsNormKernel, *, normed: bool = True
-) -> tuple[mx.array, mx.array]:
-    tokens, size = states.shape
-    whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
-    template = (("T", states.dtype), ("SIZE", size), ("WARPS", _WARPS), ("ADDED", added is not None))
-    outputs = (none if added is None else whole, whole if normed else none)
-    work = LaunchConfig((*template, ("NORMED", normed)), (tokens, 1, 1), _WARPS * 32, outputs)
-    sums, result = run(decode_kernel("norm"), [states, states if added is None else added, norm.weight, norm.eps], work)
-    return sums, result
-
-
-def gate_states(run: Launcher, both: mx.array) -> mx.array:
-    """silu(x) * y of [tokens, x and y]."""
+def gate_states(run: Launcher, both: mx.array, gate: Gate = "silu") -> mx.array:
+    """gate(x) * y of [tokens, x and y]."""
     tokens, size = both.shape[0], both.shape[1] // 2
-    template = (("T", both.dtype), ("SIZE", size), ("THREADS", _THREADS))
+    template = (("T", both.dtype), ("SIZE", size), ("THREADS", _THREADS), ("GATE", _GATES.index(gate)))
     work = LaunchConfig(
         template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), both.dtype),)
     )
@@ -87,13 +117,14 @@ def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
 
 
 def post_inputs(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
-    """Copy states, angles, slots, table, rows and, where there are some, adapters to a graph's memory."""
+    """Copy hidden states, then floats, then integers, to a graph's memory."""
     count = max(array.size for array in given)
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", given[0].dtype), ("THREADS", _THREADS))
     inputs = [*(array.reshape(-1) for array in given), after, memory, spots]
-    name = "post" if len(given) == 5 else "post_adapted"
-    return run(decode_kernel(name), inputs, LaunchConfig(template, (groups, 1, 1), _THREADS, (_token_output(),)))[0]
+    floats = sum(array.dtype == mx.float32 for array in given[1:])
+    kernel = post_kernel(floats, len(given) - 1 - floats)
+    return run(kernel, inputs, LaunchConfig(template, (groups, 1, 1), _THREADS, (_token_output(),)))[0]
 
 
 def store_addresses(run: Launcher, addresses: mx.array, place: mx.array, after: mx.array) -> mx.array:

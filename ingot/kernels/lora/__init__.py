@@ -56,7 +56,7 @@ def add_lora_products(
     run: Launcher, states: mx.array, product: mx.array, matrices: LoraMatrices, places: mx.array, *, gated: bool = False
 ) -> mx.array:
     """The product of states [tokens, inputs] with what the adapter at each token's place adds to it; of `gated` ones,
-    of two layers, silu of the first's times the second's."""
+    of two layers or the halves of one, silu of the first's times the second's."""
     inner = _shrink_product(run, states, matrices.into, places)
     tokens, size = product.shape
     first, second = _bounds(matrices.ends)

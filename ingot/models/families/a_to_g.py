@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -76,7 +77,12 @@ FAMILIES = (
         "dots1", attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"Dots1MLP": MlpSpec()}
     ),
     # ERNIE 4.5.
-    ModelFamily("ernie4_5", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("DecoderLayer",)),
+    ModelFamily(
+        "ernie4_5",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        layers={"DecoderLayer": LayerSpec()},
+    ),
     ModelFamily(
         "ernie4_5_moe",
         attention={"Attention": AttentionSpec()},
@@ -102,6 +108,14 @@ FAMILIES = (
         "exaone4",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
         mlps={"MLP": MlpSpec()},
+        layers={
+            "TransformerBlock": LayerSpec(
+                norm_before_mixer=None,
+                norm_after_mixer="post_attention_layernorm",
+                norm_before_mlp=None,
+                norm_after_mlp="post_feedforward_layernorm",
+            )
+        },
     ),
     ModelFamily(
         "exaone_moe",
@@ -131,18 +145,34 @@ FAMILIES = (
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec(act="gelu")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
+        layers={"TransformerBlock": LayerSpec()},
     ),
     ModelFamily(
         "gemma2",
         attention={"Attention": AttentionSpec(cap="attn_logit_softcapping")},
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
+        layers={
+            "TransformerBlock": LayerSpec(
+                norm_after_mixer="post_attention_layernorm",
+                norm_before_mlp="pre_feedforward_layernorm",
+                norm_after_mlp="post_feedforward_layernorm",
+            )
+        },
     ),
     ModelFamily(
         "gemma3_text",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
+        layers={
+            "TransformerBlock": LayerSpec(
+                norm_after_mixer="post_attention_layernorm",
+                norm_before_mlp="pre_feedforward_layernorm",
+                norm_after_mlp="post_feedforward_layernorm",
+                clipped=True,
+            )
+        },
     ),
     ModelFamily(
         "gemma3n",
@@ -174,9 +204,17 @@ FAMILIES = (
         "glm",
         attention={"GLMAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"GLMMLP": MlpSpec(gate="gate_up_proj", up=None)},
+        layers={"GLMBlock": LayerSpec()},
     ),
     ModelFamily(
-        "glm4", attention={"Glm4Attention": AttentionSpec()}, mlps={"Glm4MLP": MlpSpec(gate="gate_up_proj", up=None)}
+        "glm4",
+        attention={"Glm4Attention": AttentionSpec()},
+        mlps={"Glm4MLP": MlpSpec(gate="gate_up_proj", up=None)},
+        layers={
+            "Glm4DecoderLayer": LayerSpec(
+                norm_after_mixer="post_self_attn_layernorm", norm_after_mlp="post_mlp_layernorm"
+            )
+        },
     ),
     ModelFamily(
         "glm4_moe",
@@ -216,7 +254,12 @@ FAMILIES = (
         },
     ),
     # IBM's Granite.
-    ModelFamily("granite", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "granite",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": LayerSpec(multiplier="residual_multiplier")},
+    ),
     ModelFamily("granitemoe", attention={"GraniteMoeAttention": AttentionSpec()}),
     ModelFamily(
         "granitemoehybrid",

@@ -107,6 +107,22 @@ RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec
 
 
 @dataclass(frozen=True)
+class LayerSpec:
+    """A decoder layer: `h = x + mixer(x)`, then `h + mlp(h)`, each between the norms that there are; and the names of
+    its parts."""
+
+    attention: str = "self_attn"
+    recurrence: str | None = None  # the mixer of layers that have this part instead of attention
+    mlp: str = "mlp"
+    norm_before_mixer: str | None = "input_layernorm"
+    norm_after_mixer: str | None = None
+    norm_before_mlp: str | None = "post_attention_layernorm"
+    norm_after_mlp: str | None = None
+    multiplier: str | None = None  # of what is added
+    clipped: bool = False  # sums in float16 are kept finite
+
+
+@dataclass(frozen=True)
 class MtpSpec:
     """A draft head (MTP) that predicts the token after the next one, by a layer like the model's over pairs of an
     embedding and the hidden state before that token. Where checkpoints hold it, and the names of its parts: by default
@@ -144,7 +160,7 @@ class ModelFamily:
     recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
-    fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, all of which may become one operation
+    layers: Mapping[str, LayerSpec] = field(default_factory=dict)  # all of a model's may become one operation
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
@@ -153,4 +169,4 @@ class ModelFamily:
     @property
     def classes(self) -> frozenset[str]:
         """The names of all described classes."""
-        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.fused))
+        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.layers))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -23,7 +24,7 @@ FAMILIES = (
         "helium",
         attention={"HeliumAttention": AttentionSpec()},
         mlps={"HeliumMLP": MlpSpec()},
-        fused=("HeliumDecoderLayer",),
+        layers={"HeliumDecoderLayer": LayerSpec()},
     ),
     # Tencent's Hunyuan.
     ModelFamily(
@@ -99,7 +100,10 @@ FAMILIES = (
     ),
     # Llama, and the many models that are saved as one.
     ModelFamily(
-        "llama", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
+        "llama",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": LayerSpec()},
     ),
     ModelFamily("llama4", mlps={"MLP": MlpSpec()}),
     ModelFamily(
@@ -118,7 +122,7 @@ FAMILIES = (
         "mimo",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        fused=("TransformerBlock",),
+        layers={"TransformerBlock": LayerSpec()},
         head=MtpSpec(
             inside="mtp_layers.0.",
             embedding_norm="token_layernorm",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     GatedDeltaSpec,
+    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -17,6 +18,13 @@ from ingot.models.families.description import (
 
 _OLMO_ATTENTION = AttentionSpec(
     heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm"), joint_head_norms=True
+)
+
+_OLMO_LAYER = LayerSpec(
+    norm_before_mixer=None,
+    norm_after_mixer="post_attention_layernorm",
+    norm_before_mlp=None,
+    norm_after_mlp="post_feedforward_layernorm",
 )
 
 _QWEN_MTP = MtpSpec(
@@ -80,8 +88,14 @@ FAMILIES = (
         "olmo2",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)},
         mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": _OLMO_LAYER},
     ),
-    ModelFamily("olmo3", attention={"Olmo3Attention": _OLMO_ATTENTION}, mlps={"Olmo3MLP": MlpSpec()}),
+    ModelFamily(
+        "olmo3",
+        attention={"Olmo3Attention": _OLMO_ATTENTION},
+        mlps={"Olmo3MLP": MlpSpec()},
+        layers={"Olmo3DecoderLayer": _OLMO_LAYER},
+    ),
     ModelFamily("olmo_hybrid", attention={"Attention": _OLMO_ATTENTION}, mlps={"MLP": MlpSpec()}),
     ModelFamily("olmoe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)}),
     # Apple's OpenELM.
@@ -103,6 +117,7 @@ FAMILIES = (
         "phi3",
         attention={"Attention": AttentionSpec(joint="qkv_proj")},
         mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
+        layers={"TransformerBlock": LayerSpec()},
     ),
     ModelFamily("phi3small", refused="mlx-lm's code for it lets the tokens of a prompt see the ones after them"),
     ModelFamily("phimoe", attention={"Attention": AttentionSpec()}),
@@ -141,14 +156,17 @@ FAMILIES = (
         mlps={"MLP": MlpSpec(gate="w2", up="w1", down="c_proj")},
     ),
     ModelFamily(
-        "qwen2", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
+        "qwen2",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": LayerSpec()},
     ),
     ModelFamily("qwen2_moe", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     ModelFamily(
         "qwen3",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec()},
-        fused=("TransformerBlock",),
+        layers={"TransformerBlock": LayerSpec()},
     ),
     ModelFamily(
         "qwen3_moe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"MLP": MlpSpec()}
@@ -170,7 +188,10 @@ FAMILIES = (
     ModelFamily("qwen3_5_moe", text_only=("qwen3_5_moe_text",), head=_QWEN_MTP),
     # ByteDance's Seed.
     ModelFamily(
-        "seed_oss", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
+        "seed_oss",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": LayerSpec()},
     ),
     # iFlytek's Spark.
     ModelFamily(
@@ -225,6 +246,7 @@ FAMILIES = (
         "telechat3",
         attention={"Telechat3Attention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"Telechat3MLP": MlpSpec()},
+        layers={"Telechat3DecoderLayer": LayerSpec()},
     ),
     # Tencent's Youtu.
     ModelFamily("youtu_llm", mlps={"YoutuLLMMLP": MlpSpec()}),

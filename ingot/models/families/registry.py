@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from ingot.models.families import a_to_g, h_to_m, n_to_z
 from ingot.models.families.description import (
     AttentionSpec,
+    LayerSpec,
     MlpSpec,
     ModelFamily,
     MtpSpec,
@@ -80,9 +81,9 @@ def rope_spec_of(module: object) -> RopeSpec | None:
     return _family_of(module).ropes.get(type(module).__name__)
 
 
-def is_fusible(layer: object) -> bool:
-    """Whether it is a layer of a class whose arithmetic is Llama's."""
-    return type(layer).__name__ in _family_of(layer).fused
+def layer_spec_of(layer: object) -> LayerSpec | None:
+    """Of a decoder layer of a known class."""
+    return _family_of(layer).layers.get(type(layer).__name__)
 
 
 def _family_of(module: object) -> ModelFamily:

@@ -98,6 +98,13 @@ class MixedAttention(nn.Module):
         """Whether the native kernels compute it in mixed batches."""
         return self._ragged is not None
 
+    @property
+    def is_plain_around_attention(self) -> bool:
+        """Whether nothing but projections comes before the norms and RoPE of queries and keys, and behind attention."""
+        spec = self._spec
+        gated = spec.gate is not None and spec.gate in self
+        return not gated and spec.input_norm is None and spec.token_scale is None and spec.shared_kv is None
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
         earlier = None if shared is None or shared.argument is None else given.get(shared.argument)

@@ -1,11 +1,11 @@
 """Decode graphs: on GPUs, all layers of a model as one captured graph, so that a step of few tokens takes a dozen
 launches instead of hundreds.
 
-The first layer is swapped for a module that runs all of them, the others for ones that pass their input on. Lengths,
-block tables, positions and the addresses of pages are data; the numbers of rows and tokens are rounded up to a few
-sizes, so that most steps find their graph captured. This covers the layers of Llama and its relatives; prompts, and
-what is not covered, are run by the layers' own modules. A graph is compared with those before it is used. Only the
-engine thread may call any of it.
+Every layer is swapped for a module that passes its input on and notes its mask and its state; the last one runs all of
+them. Lengths, block tables, positions and the addresses of pages are data; the numbers of rows and tokens are rounded
+up to a few sizes, so that most steps find their graph captured. `graph_layers` says which layers have kernels for all
+of their parts; prompts, and what is not covered, are run by the layers' own modules. A graph is compared with those
+before it is used. Only the engine thread may call any of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,13 +25,13 @@ from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import BatchMasks, MixedBatch
 from ingot.cache.kv_storage import KernelStorage
 from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, ReplayStage, replay_stage
-from ingot.kernels.decode_graph.kernels import RmsNormKernel, add_bias, add_residual, gate_states, store_addresses
+from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
 from ingot.kernels.gpu.launcher import Launcher
-from ingot.kernels.lora import LoraMatrices, add_lora_products
+from ingot.kernels.lora import LoraMatrices
 from ingot.kernels.paged_attention.inputs import (
     MOST_QUERIES,
     ROOM_SIZES,
@@ -43,11 +43,18 @@ from ingot.kernels.paged_attention.inputs import (
 )
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
-from ingot.models.layers.attention import MixedAttention
-from ingot.models.layers.fused_layers import LayerStandIn, fusible_layers_of, is_mlx_lm_cache, run_all_in_first
-from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear, QuantizedKernelLinear
-from ingot.models.layers.mlp import JoinedMLP
-from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
+from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear
+from ingot.models.layers.graph_layers import (
+    AttentionInputs,
+    AttentionPart,
+    GraphLayers,
+    UncoveredPartError,
+    graph_layers_of,
+    lora_matrices_of,
+)
+from ingot.models.layers.layer_program import decoder_layers_of
+from ingot.models.layers.rope import RopeAngles
 from ingot.models.lora.layers import LoraMapping
 
 log = logging.getLogger("ingot.models")
@@ -65,18 +72,26 @@ MOST_APART = 0.05
 """The largest difference allowed, as a share of the largest number."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphLayer:
-    """The parts of a layer that the graph computes."""
+class _AttentionKind(NamedTuple):
+    """Attention of layers whose pages are the same and are split alike."""
 
-    attention: MixedAttention
-    mlp: JoinedMLP
-    norms: tuple[RmsNormKernel, RmsNormKernel]
+    group: int  # its number among the page groups of the context
+    split: int
+    window: int
 
-    @property
-    def products(self) -> list[JoinedLinear]:
-        products = _joined_products(self.attention, self.mlp)
-        return [product for product in products if product is not None]
+    def most_splits(self, splits: int, most: int) -> int:
+        """KV splits of rows whose unwindowed attention takes `splits`."""
+        return min(splits, 1 << (-(-(self.window + most) // self.split)).bit_length()) if self.window else splits
+
+
+class _AttentionContext(NamedTuple):
+    """An attention layer at all steps over the same KV states."""
+
+    storage: KernelStorage
+    attention: PagedAttention
+    rope: RopeKernel
+    kind: int  # the numbers of its kind of attention and of its angles
+    angles: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +99,16 @@ class _StepContext:
     """What all steps over the same KV states have in common."""
 
     first: weakref.ref[AppendState]
-    requested: tuple[int | None, mx.Dtype]  # the window, and the activations' format
-    storages: Sequence[KernelStorage]
-    attention: PagedAttention
-    ropes: Sequence[RopeKernel]
+    windows: tuple[int | None, ...]
+    dtype: mx.Dtype
+    layers: Sequence[_AttentionContext]
+    groups: Sequence[tuple[int, ...]]  # the layers of each group of pages
+    kinds: Sequence[_AttentionKind]
+    angles: Sequence[RopeAngles]
     kernel_ids: tuple[int, ...]  # of attention and ropes
+
+    def storages(self, group: int) -> list[KernelStorage]:
+        return [self.layers[number].storage for number in self.groups[group]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,45 +117,58 @@ class _GraphStep:
 
     context: _StepContext
     tokens: int
-    rows: KernelRows
-    slots: mx.array
-    angles: mx.array
+    rows: Sequence[KernelRows]  # of each group of pages
+    slots: Sequence[mx.array]  # likewise
+    angles: Sequence[mx.array]
     token_loras: mx.array | None  # each token's adapter, where some have one
     lora_version: int
 
     @property
     def inputs(self) -> list[mx.array]:
         """What its graph reads besides hidden states."""
-        data = [self.angles, self.slots, self.rows.table, self.rows.rows]
+        data = [*self.angles]
+        for slots, rows in zip(self.slots, self.rows, strict=True):
+            data += [slots, rows.table, rows.rows]
         return data if self.token_loras is None else [*data, self.token_loras]
 
     @property
     def key(self) -> _GraphKey:
-        tokens, rows = padded_count(self.tokens), self.context.attention.bound(self.rows)
-        angles = (tokens, self.angles.shape[1]) if self.angles.ndim == 2 else self.angles.shape
-        table = max(LEAST_TABLE, self.rows.table.size)
-        return _GraphKey(tokens, rows, table, angles, self.rows.coded, self.lora_version)
+        tokens, kinds = padded_count(self.tokens), self.context.kinds
+        return _GraphKey(
+            tokens,
+            tuple(
+                RowBounds(padded_count(len(rows.spans)), rows.most, rows.splits(kind.split, kind.window))
+                for kind in kinds
+                for rows in (self.rows[kind.group],)
+            ),
+            tuple(max(LEAST_TABLE, rows.table.size) for rows in self.rows),
+            tuple((tokens, each.shape[1]) if each.ndim == 2 else each.shape for each in self.angles),
+            tuple(rows.coded for rows in self.rows),
+            self.lora_version,
+        )
 
 
 class _GraphKey(NamedTuple):
     """All that a graph depends on, apart from data: sizes that a step must fit in."""
 
     tokens: int
-    rows: RowBounds
-    table: int
-    angles: tuple[int, ...]
-    coded: bool = False  # whether some pages are in fewer bits
+    rows: tuple[RowBounds, ...]  # for each kind of attention
+    tables: tuple[int, ...]  # of each group of pages
+    angles: tuple[tuple[int, ...], ...]
+    coded: tuple[bool, ...]  # whether some pages of a group are in fewer bits
     lora_version: int = 0  # of the adapters; 0: no token has one
 
-    def resized(self, tokens: int, rows: RowBounds) -> _GraphKey:
-        return self._replace(tokens=tokens, rows=rows, angles=(tokens, *self.angles[1:]))
+    def resized(self, tokens: int, rows: tuple[RowBounds, ...]) -> _GraphKey:
+        angles = tuple((tokens, *shape[1:]) if len(shape) == 2 else shape for shape in self.angles)
+        return self._replace(tokens=tokens, rows=rows, angles=angles)
 
 
 class _SlabAddresses:
-    """The buffers in which graphs find the addresses of slabs. Slabs come and go; then the buffers are written anew."""
+    """The buffers in which graphs find the addresses of a group's slabs. Slabs come and go; then the buffers are
+    written anew."""
 
-    def __init__(self, layers: int, addresses_of: Callable[[KernelStorage], mx.array]) -> None:
-        self._layers, self._addresses_of, self._stored = layers, addresses_of, mx.zeros(0)
+    def __init__(self, addresses_of: Callable[[KernelStorage], mx.array]) -> None:
+        self._addresses_of, self._stored = addresses_of, mx.zeros(0)
         self.buffers: list[mx.array] = []
 
     def has_room(self, storages: Sequence[KernelStorage]) -> bool:
@@ -144,7 +177,7 @@ class _SlabAddresses:
     def make_room(self, storages: Sequence[KernelStorage]) -> None:
         """Graphs that read the smaller buffers must not be replayed any more."""
         size = max(LEAST_ADDRESSES, 1 << self._addresses_of(storages[0]).size.bit_length())
-        self.buffers = [mx.zeros(size, mx.int32) for _ in range(self._layers)]
+        self.buffers = [mx.zeros(size, mx.int32) for _ in storages]
         self._stored = mx.zeros(0)
         mx.eval(self.buffers)
 
@@ -161,18 +194,17 @@ class _SlabAddresses:
 class DecodeGraphs:
     """The layers of one model. Only the engine thread may call it."""
 
-    def __init__(self, layers: Sequence[nn.Module], graph_layers: Sequence[GraphLayer], stage: ReplayStage) -> None:
-        self.layers, self._graph_layers, self._stage = layers, graph_layers, stage
-        products = [product for layer in graph_layers for product in layer.products]
+    def __init__(self, layers: Sequence[nn.Module], parts: GraphLayers, stage: ReplayStage) -> None:
+        self.layers, self._parts, self._stage = layers, parts, stage
         self.most_tokens = min(
-            MOST_ROWS if isinstance(each.linear, DenseKernelLinear) else FEW_ROWS for each in products
+            MOST_ROWS if isinstance(each.linear, DenseKernelLinear) else FEW_ROWS for each in parts.products
         )
         """Tokens that a graph is captured for."""
-        self.loras = LoraGraphs(products, stage)
+        self.loras = LoraGraphs(parts.products, stage)
         self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
-        self._addresses = _SlabAddresses(len(graph_layers), lambda storage: storage.addresses)
-        self._coded_addresses = _SlabAddresses(len(graph_layers), lambda storage: storage.coded_pages.addresses)
+        self._addresses: dict[tuple[int, bool], _SlabAddresses] = {}  # by group, and whether of coded pages
         self._context: _StepContext | None = None
+        self._opened: list[tuple[Any, Any]] = []  # the masks and states of the layers that were called
         self._trials = 0
         self.graph_count = 0
         """Graphs captured so far."""
@@ -187,22 +219,32 @@ class DecodeGraphs:
         """Why graphs are slower here than they could be; None where they are not."""
         return self._stage.slower
 
-    def __call__(self, x: mx.array, mask: Any, states: Sequence[Any]) -> mx.array:
-        step = None if self.refusal is not None else self._step(x, mask, states)
+    def call_layer(self, number: int, x: mx.array, mask: Any, state: Any) -> mx.array:
+        """What a layer returns: its input, but the last one what all of them make of the first one's input."""
+        if number == 0:
+            self._opened = []
+        self._opened.append((mask, state))
+        if number < len(self.layers) - 1:
+            return x
+        opened, self._opened = self._opened, []
+        return self(x, [mask for mask, _ in opened], [state for _, state in opened])
+
+    def __call__(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> mx.array:
+        step = None if self.refusal is not None else self._step(x, masks, states)
         if step is None:
-            return self._run_layers(x, mask, states)
+            return self._run_layers(x, masks, states)
         if self._trials < GRAPH_TRIALS or step.lora_version not in (0, self.loras.compared_version):
-            return self._run_and_compare(x, mask, states, step)
+            return self._run_and_compare(x, masks, states, step)
         return self._replay(x, step)
 
-    def _run_layers(self, x: mx.array, mask: Any, states: Sequence[Any]) -> mx.array:
-        for layer, state in zip(self.layers, states, strict=True):
+    def _run_layers(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> mx.array:
+        for layer, mask, state in zip(self.layers, masks, states, strict=True):
             x = layer(x, mask, state)
         return x
 
-    def _run_and_compare(self, x: mx.array, mask: Any, states: Sequence[Any], step: _GraphStep) -> mx.array:
+    def _run_and_compare(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any], step: _GraphStep) -> mx.array:
         """The result of the layers' own modules. The graph writes nearly the same KV to the same slots once more."""
-        y = self._run_layers(x, mask, states)
+        y = self._run_layers(x, masks, states)
         try:
             replayed = self._replay(x, step)
             mx.eval(y, replayed)
@@ -226,7 +268,7 @@ class DecodeGraphs:
         what = "adapters" if step.lora_version else "layers"
         log.warning("%s are not run as graphs, which is slower: %s", what, reason)
 
-    def _step(self, x: mx.array, mask: Any, states: Sequence[Any]) -> _GraphStep | None:
+    def _step(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> _GraphStep | None:
         """None where the graph does not cover the open forward batch."""
         if not self.loras.covers(x.dtype):
             return None
@@ -238,63 +280,72 @@ class DecodeGraphs:
             or mixed.bidirectional
             or mixed.has_stated_positions
             or mixed.positions.ndim != 1
+            or any(part.width > MOST_QUERIES for part in mixed.parts)
+            or not all(isinstance(state, AppendState) for state in states)
+            or not all(isinstance(mask, BatchMasks | None) for mask in masks)
         ):
             return None
-        if any(part.width > MOST_QUERIES for part in mixed.parts) or not isinstance(mask, BatchMasks | None):
-            return None
-        requested, context = (first.window if mask is None else mask.window, x.dtype), self._context
-        if context is None or context.first() is not first or context.requested != requested:
-            context = self._context = self._find_context(states, *requested)
-        return None if context is None else self._step_of(mixed, first, context)
+        windows = tuple(
+            state.window if mask is None else mask.window for state, mask in zip(states, masks, strict=True)
+        )
+        context = self._context
+        if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, x.dtype):
+            context = self._context = self._find_context(states, windows, x.dtype)
+        return None if context is None else self._step_of(mixed, states, context)
 
-    def _find_context(self, states: Sequence[Any], window: int | None, dtype: mx.Dtype) -> _StepContext | None:
-        first, paged = states[0], self._graph_layers[0].attention.paged_attention
-        assert paged is not None
-        storages: list[KernelStorage] = []
-        ropes: list[RopeKernel] = []
-        for state, layer in zip(states, self._graph_layers, strict=True):
-            storage = _kernel_storage_of(state, layer.attention, first, dtype)
-            if storage is None:
+    def _find_context(
+        self, states: Sequence[AppendState], windows: tuple[int | None, ...], dtype: mx.Dtype
+    ) -> _StepContext | None:
+        layers: list[_AttentionContext] = []
+        groups: dict[int, list[int]] = {}
+        kinds: dict[_AttentionKind, int] = {}
+        angles: dict[RopeAngles, int] = {}
+        for number, (state, layer, window) in enumerate(zip(states, self._parts.layers, windows, strict=True)):
+            part = layer.mixer
+            storage = _kernel_storage_of(state, part, dtype)
+            attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
+            rope = None if storage is None else part.rope.kernel_for(storage.sizes, dtype)
+            if storage is None or attention is None or rope is None:
                 return None
-            assert layer.attention.kernel_rope is not None
-            rope = layer.attention.kernel_rope.kernel_for(storage.sizes, dtype)
-            if rope is None:
-                return None
-            storages.append(storage)
-            ropes.append(rope)
-        kernel = paged.kernel_for(storages[0], window, dtype)
-        if kernel is None:
-            return None
-        kernel_ids = (id(kernel), *map(id, ropes))
-        return _StepContext(weakref.ref(first), (window, dtype), storages, kernel, ropes, kernel_ids)
+            groups.setdefault(state.group.number, []).append(number)
+            kind = _AttentionKind([*groups].index(state.group.number), attention.split, window or 0)
+            known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
+            layers.append(_AttentionContext(storage, attention, rope, *known))
+        kernel_ids = tuple(id(kernel) for layer in layers for kernel in (layer.attention, layer.rope))
+        members = [tuple(numbers) for numbers in groups.values()]
+        return _StepContext(weakref.ref(states[0]), windows, dtype, layers, members, [*kinds], [*angles], kernel_ids)
 
-    def _step_of(self, mixed: MixedBatch, first: AppendState, context: _StepContext) -> _GraphStep | None:
-        storage, rope = context.storages[0], self._graph_layers[0].attention.kernel_rope
-        assert rope is not None
-        rows = first.kernel_rows(storage, mixed, range(len(mixed.parts)))
-        if not storage.reads(rows):
-            return None
-        data = (rows, first.places(storage), rope.angles.of_batch(mixed), self.loras.token_loras(mixed.tokens))
-        return _GraphStep(context, mixed.tokens, *data, self.loras.version)
+    def _step_of(self, mixed: MixedBatch, states: Sequence[AppendState], context: _StepContext) -> _GraphStep | None:
+        rows, slots = [], []
+        for numbers in context.groups:
+            state, storage = states[numbers[0]], context.layers[numbers[0]].storage
+            rows.append(state.kernel_rows(storage, mixed, range(len(mixed.parts))))
+            slots.append(state.places(storage))
+            if not all(context.layers[number].storage.reads(rows[-1]) for number in numbers):
+                return None
+        angles = [each.of_batch(mixed) for each in context.angles]
+        loras = self.loras.token_loras(mixed.tokens)
+        return _GraphStep(context, mixed.tokens, rows, slots, angles, loras, self.loras.version)
 
     def _replay(self, x: mx.array, step: _GraphStep) -> mx.array:
-        key, storages = step.key, step.context.storages
-        replay = self._replay_for(step.context, key)
+        key, context = step.key, step.context
+        replay = self._replay_for(context, key)
+        storages = [layer.storage for layer in context.layers]
         before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
-        for addresses in self._addresses_for(key):
-            after = addresses.store(self._stage.run, storages, after)
+        for group, addresses in self._addresses_for(key):
+            after = addresses.store(self._stage.run, context.storages(group), after)
         y, done = replay([mx.contiguous(x), *step.inputs], after)
         for storage in storages:
             storage.go_on(done)
         return y.reshape(x.shape)
 
     def _replay_for(self, context: _StepContext, key: _GraphKey) -> GraphReplay:
-        for addresses in self._addresses_for(key):
-            if not addresses.has_room(context.storages):
+        for group, addresses in self._addresses_for(key):
+            if not addresses.has_room(context.storages(group)):
                 if addresses.buffers:
                     self._replays.clear()
-                addresses.make_room(context.storages)
+                addresses.make_room(context.storages(group))
         if key.lora_version not in (0, self.loras.captured_version):
             for other in [other for other in self._replays if other[1].lora_version]:
                 del self._replays[other]
@@ -302,25 +353,38 @@ class DecodeGraphs:
         replay_key = (context.kernel_ids, key)
         if replay_key not in self._replays:
             self.graph_count += 1
-            kernels = (context.attention, context.ropes)  # held, as they are known by their ids
+            kernels = [(layer.attention, layer.rope) for layer in context.layers]  # held: they are known by their ids
             self._replays[replay_key] = (self._stage.ready(self._capture(context, key)), kernels)
             if len(self._replays) > MOST_GRAPHS:
                 self._replays.popitem(last=False)
         self._replays.move_to_end(replay_key)
         return self._replays[replay_key][0]
 
-    def _addresses_for(self, key: _GraphKey) -> list[_SlabAddresses]:
-        return [self._addresses, self._coded_addresses] if key.coded else [self._addresses]
+    def _addresses_for(self, key: _GraphKey) -> Iterable[tuple[int, _SlabAddresses]]:
+        """The address buffers that a graph reads, with their groups."""
+        for group, coded in enumerate(key.coded):
+            for of_coded in (False, True)[: 1 + coded]:
+                yield group, self._addresses_of(group, of_coded=of_coded)
+
+    def _addresses_of(self, group: int, *, of_coded: bool) -> _SlabAddresses:
+        if (group, of_coded) not in self._addresses:
+            self._addresses[group, of_coded] = _SlabAddresses(_coded_addresses if of_coded else _addresses)
+        return self._addresses[group, of_coded]
 
     def capture_ahead(self) -> None:
-        """Capture the graphs that most requests need, of single tokens and of one row's draft tokens, where steps run
-        as graphs and would have to wait for the capture."""
-        if self._context is None or not self._replays or self.refusal is not None or not self._stage.takes_time:
+        """Once the model was probed: capture the graphs that most requests need, of single tokens and of one row's
+        draft tokens, where steps run as graphs and would have to wait for the capture."""
+        if self._context is None or not self._replays:
+            self.refusal = self.refusal or "they would find keys and values where no kernel reads them"
+        if self._context is None or self.refusal is not None or not self._stage.takes_time:
             return
         usual = next(reversed(self._replays))[1]._replace(lora_version=0)
         singles, drafts = [(room, room, 1) for room in ROOM_SIZES], [(width, 1, width) for width in WIDTHS[1:]]
         keys = [
-            usual.resized(tokens, RowBounds(rows, most, splits))
+            usual.resized(
+                tokens,
+                tuple(RowBounds(rows, most, kind.most_splits(splits, most)) for kind in self._context.kinds),
+            )
             for splits in AHEAD_SPLITS
             for tokens, rows, most in (*singles, *drafts)
             if tokens <= self.most_tokens
@@ -332,85 +396,109 @@ class DecodeGraphs:
         log.info("%d decode graphs were captured ahead, in %.1f s", len(keys), time.monotonic() - began)
 
     def _capture(self, context: _StepContext, key: _GraphKey) -> GraphCapture:
-        capture, tokens, count = GraphCapture(), key.tokens, key.rows.rows
-        states = capture.give((tokens, self._graph_layers[0].norms[0].weight.size), context.requested[1])
-        angles = capture.give(key.angles, mx.float32)
-        slots = capture.give(token_slots([(-1, 0)] * tokens).shape, mx.int32)
-        table = capture.give((key.table,), mx.int32)
-        rows = capture.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32)
+        capture, tokens, parts = GraphCapture(), key.tokens, self._parts
+        states = capture.give((tokens, parts.size), context.dtype)
+        inputs = self._give_inputs(capture, context, key)
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
-        seen, token = context.attention.standing_for(key.rows, table, rows), mx.zeros(1, mx.int32)
-        attention, added = context.attention.by(capture), None
-        coded_buffers = self._coded_addresses.buffers if key.coded else [None] * len(self._graph_layers)
-        for layer, rope, storage, buffer, coded_buffer in zip(
-            self._graph_layers, context.ropes, context.storages, self._addresses.buffers, coded_buffers, strict=True
-        ):
-            qkv, out = layer.attention.joined_qkv, layer.attention.joined_out
-            assert qkv is not None and out is not None
-            states, normed = layer.norms[0](capture, states, added)
-            projected = multiply_with_lora(capture, qkv, normed, loras)
-            with storage.slabs.standing_for(buffer):
-                queries, token = rope.by(capture)(projected, angles, slots, storage.slabs, token)
-                pages = None if coded_buffer is None else storage.coded_pages._replace(addresses=coded_buffer)
-                attended = attention.attend(queries, seen, storage.slabs, token, pages)
-            added = multiply_with_lora(capture, out, capture.shaped(attended, (tokens, attended.size // tokens)), loras)
-            states, normed = layer.norms[1](capture, states, added)
-            gated = gated_mlp_in_graph(capture, layer.mlp.joined_gate_up, normed, loras)
-            added = multiply_with_lora(capture, layer.mlp.joined_down, gated, loras)
-        assert added is not None
-        capture.result = add_residual(capture, states, added, self._graph_layers[0].norms[0])
+        token, added = mx.zeros(1, mx.int32), None
+        residuals = iter(parts.residuals)
+        for layer, own in zip(parts.layers, inputs, strict=True):
+            states, normed = next(residuals)(capture, states, added)
+            added, token = layer.mixer.capture(capture, normed, own, token, loras)
+            states, normed = next(residuals)(capture, states, added)
+            added = layer.mlp.capture(capture, normed, loras)
+        capture.result, _ = next(residuals)(capture, states, added)
         return capture
 
+    def _give_inputs(self, capture: GraphCapture, context: _StepContext, key: _GraphKey) -> list[AttentionInputs]:
+        """Placeholders for a step's inputs (`_GraphStep.inputs`), as each layer takes them."""
+        angles = [capture.give(shape, mx.float32) for shape in key.angles]
+        slots, tables, rows = [], [], []
+        bounds = {kind.group: bound for kind, bound in zip(context.kinds, key.rows, strict=True)}
+        for group, table in enumerate(key.tables):
+            count = bounds[group].rows
+            slots.append(capture.give(token_slots([(-1, 0)] * key.tokens).shape, mx.int32))
+            tables.append(capture.give((table,), mx.int32))
+            rows.append(capture.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32))
+        inputs = []
+        for number, layer in enumerate(context.layers):
+            kind, bound = context.kinds[layer.kind], key.rows[layer.kind]
+            at, coded = context.groups[kind.group].index(number), None
+            if key.coded[kind.group]:
+                buffers = self._addresses_of(kind.group, of_coded=True).buffers
+                coded = layer.storage.coded_pages._replace(addresses=buffers[at])
+            inputs.append(
+                AttentionInputs(
+                    layer.attention,
+                    layer.rope,
+                    layer.storage,
+                    layer.attention.standing_for(bound, tables[kind.group], rows[kind.group]),
+                    slots[kind.group],
+                    angles[layer.angles],
+                    self._addresses_of(kind.group, of_coded=False).buffers[at],
+                    coded,
+                )
+            )
+        return inputs
 
-def _kernel_storage_of(
-    state: Any, attention: MixedAttention, first: AppendState, dtype: mx.Dtype
-) -> KernelStorage | None:
-    """The storage of a layer's KV, if the graph can address it as it addresses the first layer's."""
-    if not isinstance(state, AppendState) or state.group is not first.group or state.window != first.window:
-        return None
-    qkv = attention.joined_qkv
-    assert qkv is not None
-    size = qkv.linear.weight.shape[0] // (attention._heads + 2 * attention._kv_heads)
-    storage = state.provided(attention._kv_heads, (size, size), dtype)
+
+def _addresses(storage: KernelStorage) -> mx.array:
+    return storage.addresses
+
+
+def _coded_addresses(storage: KernelStorage) -> mx.array:
+    return storage.coded_pages.addresses
+
+
+def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
+    """The storage of a layer's KV, if the graph can address it."""
+    size = part.head_size
+    storage = state.provided(part.module._kv_heads, (size, size), dtype)
     if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
         return None
     return storage
 
 
-class CapturedLayers(LayerStandIn):
-    """Replaces a model's first layer, which it extends, and runs all of them."""
+class GraphedLayer(LayerStandIn):
+    """Replaces a layer, which it extends, that is computed with the others."""
 
     _stack: DecodeGraphs
+    _number: int
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         if is_mlx_lm_cache(cache):
             return self.by_itself(x, mask, cache)
-        return self._stack(x, mask, [None] * len(self._stack.layers) if cache is None else cache.neighbours)
+        return self._stack.call_layer(self._number, x, mask, cache)
 
 
 def capture_layers(model: Any, device: Device) -> DecodeGraphs | None:
     """Swap the layers of a model whose modules were swapped, if graphs cover all of them; returns what runs them."""
-    layers = [*fusible_layers_of(model)]
-    graph_layers = [each for each in map(graph_layer_of, layers) if each is not None]
-    if not layers or len(graph_layers) < len(layers) or not are_layers_alike(graph_layers):
-        return None
+    layers = decoder_layers_of(model)
     try:
-        stage = replay_stage(device)
+        stack = DecodeGraphs(layers, graph_layers_of(model), replay_stage(device))
+    except UncoveredPartError:
+        return None
     except (CudaError, RuntimeError) as error:
         log.warning("layers are not run as graphs, which is slower: %s", error)
         return None
-    stack = DecodeGraphs(layers, graph_layers, stage)
-    captured: CapturedLayers = run_all_in_first(model, layers, CapturedLayers)
-    captured._stack = stack
+    for number, layer in enumerate(replace_layers(model, dict.fromkeys(range(len(layers)), GraphedLayer))):
+        layer._stack, layer._number = stack, number
     return stack
+
+
+def why_uncovered(model: Any) -> str | None:
+    """Which part of its layers keeps a model, whose modules were swapped, from being run as graphs."""
+    try:
+        graph_layers_of(model)
+    except UncoveredPartError as error:
+        return str(error)
+    return None
 
 
 def decode_graphs_of(model: Any) -> DecodeGraphs | None:
     """The graphs that run the layers of a model, where there are any."""
-    inner = model.get("model")
-    layers = inner.get("layers") if isinstance(inner, nn.Module) else None
-    first = layers[0] if isinstance(layers, list) and layers else None
-    return first._stack if isinstance(first, CapturedLayers) else None
+    layers = decoder_layers_of(model)
+    return layers[0]._stack if layers and isinstance(layers[0], GraphedLayer) else None
 
 
 class LoraGraphs:
@@ -459,73 +547,3 @@ class LoraGraphs:
     def _matrices(self) -> list[LoraMatrices]:
         found = map(lora_matrices_of, self._products)
         return [each for each in found if each is not None]
-
-
-def _joined_products(attention: MixedAttention, mlp: JoinedMLP) -> tuple[JoinedLinear | None, ...]:
-    return attention.joined_qkv, attention.joined_out, mlp.joined_gate_up, mlp.joined_down
-
-
-def graph_layer_of(layer: Any) -> GraphLayer | None:
-    """None where it holds something that the graph has no kernel for."""
-    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
-    if not isinstance(attention, MixedAttention) or not isinstance(mlp, JoinedMLP) or not all(map(is_rms_norm, norms)):
-        return None
-    if attention.paged_attention is None or attention.kernel_rope is None or attention._spec.gated or not mlp.is_silu:
-        return None
-    for product in _joined_products(attention, mlp):
-        if product is None or not isinstance(product.linear, DenseKernelLinear | QuantizedKernelLinear):
-            return None
-    factors = [(norm_factor(norm), norm.eps) for norm in norms]
-    kernels = [RmsNormKernel(weight, eps) for weight, eps in factors if weight is not None]
-    return GraphLayer(attention, mlp, (kernels[0], kernels[1])) if len(kernels) == 2 else None
-
-
-def are_layers_alike(layers: Sequence[GraphLayer]) -> bool:
-    """Whether all attend to their rows alike, and rotate by the same angles."""
-    first = layers[0].attention
-    return all(
-        (other._heads, other._kv_heads, other._scale, other._cap)
-        == (first._heads, first._kv_heads, first._scale, first._cap)
-        and other._spec.sinks is None
-        and other.kernel_rope is not None
-        and first.kernel_rope is not None
-        and other.kernel_rope.angles is first.kernel_rope.angles
-        for other in (layer.attention for layer in layers)
-    )
-
-
-def multiply_in_graph(capture: GraphCapture, product: JoinedLinear, x: mx.array) -> mx.array:
-    """Of contiguous states [tokens, size]."""
-    linear = product.linear
-    if isinstance(linear, DenseKernelLinear):
-        return linear._product.by(capture).launched(x, linear.weight, bias=linear.get("bias"))
-    assert isinstance(linear, QuantizedKernelLinear)
-    y = linear._product.by(capture).launched(x, linear._packed)
-    return add_bias(capture, y, linear.bias) if "bias" in linear else y
-
-
-def multiply_with_lora(
-    capture: GraphCapture, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
-) -> mx.array:
-    """The same, with what the tokens' adapters add."""
-    y, matrices = multiply_in_graph(capture, product, x), lora_matrices_of(product)
-    return y if token_loras is None or matrices is None else add_lora_products(capture, x, y, matrices, token_loras)
-
-
-def lora_matrices_of(product: JoinedLinear) -> LoraMatrices | None:
-    return None if product.added is None else product.added.matrices
-
-
-def gated_mlp_in_graph(
-    capture: GraphCapture, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
-) -> mx.array:
-    """The gated activation of a joint gate and up projection, with what the tokens' adapters add."""
-    linear, matrices = product.linear, lora_matrices_of(product)
-    if token_loras is not None and matrices is not None:
-        return add_lora_products(capture, x, multiply_in_graph(capture, product, x), matrices, token_loras, gated=True)
-    if "bias" in linear:
-        return gate_states(capture, multiply_in_graph(capture, product, x))
-    if isinstance(linear, DenseKernelLinear):
-        return linear._product.by(capture).gated(x, linear.weight)
-    assert isinstance(linear, QuantizedKernelLinear)
-    return linear._product.by(capture).gated(x, linear._packed)

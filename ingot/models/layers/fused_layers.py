@@ -2,21 +2,23 @@
 computing them.
 
 The first layer is swapped for a module that runs all of them natively, the others for ones that pass their input on.
-This covers the layers of Llama and its relatives; other models keep their own modules.
+This covers layers whose program (`layer_program`) is Llama's; other models keep their own modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.layer_state import LayerState
 from ingot.kernels.cpu import native
-from ingot.models.families.registry import is_fusible
+from ingot.models.families.registry import attention_spec_of, mlp_spec_of
 from ingot.models.layers.attention_backends import native_spans_of
+from ingot.models.layers.layer_program import LayerProgram, decoder_layers_of, decoder_of, layer_program_of
 from ingot.models.layers.modules import extend, native_weights_of
 from ingot.models.layers.rope import PositionedRope
 from ingot.models.lora.layers import LoraMapping
@@ -72,70 +74,107 @@ class SkippedLayer(LayerStandIn):
 
 def fuse_layers(model: Any) -> bool:
     """Swap the layers of a model if the native stack covers all of them; returns whether it does."""
-    layers = fusible_layers_of(model)
-    if not layers or not native.available():
+    programs = plain_programs_of(model)
+    if not programs or not native.available():
         return False
-    stack = _native_stack(layers)
+    heads = _HeadShape.of(programs[0])
+    stack = _native_stack(decoder_layers_of(model), programs, heads)
     if stack is None:
         return False
-    attention = layers[0].self_attn
-    fused: FusedLayers = run_all_in_first(model, layers, FusedLayers)
-    fused._stack, fused._all_layers = stack, lambda: model.model.layers
-    fused._kv_heads = attention.n_kv_heads
-    fused._sharing = attention.n_heads // attention.n_kv_heads
-    fused._head_size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
+    fused: FusedLayers = replace_layers(model, {0: FusedLayers})[0]
+    fused._stack, fused._all_layers = stack, lambda: decoder_layers_of(model)
+    fused._kv_heads, fused._sharing, fused._head_size = heads.kv_heads, heads.heads // heads.kv_heads, heads.size
     return True
 
 
-def run_all_in_first(model: Any, layers: Sequence[nn.Module], ours: type[nn.Module]) -> Any:
-    """Swap the first layer for one of the class `ours`, which runs all of them and is returned."""
-    first = extend(layers[0], ours, ours.__name__)
-    model.model.update_modules(
-        {"layers": [first, *(extend(each, SkippedLayer, "SkippedLayer") for each in layers[1:])]}
-    )
-    return first
+def replace_layers(model: Any, ours: Mapping[int, type[nn.Module]]) -> list[Any]:
+    """Swap all layers, by their numbers, for ones of our classes, else for ones that pass their input on; returns the
+    new ones."""
+    kinds = [ours.get(number, SkippedLayer) for number in range(len(decoder_layers_of(model)))]
+    layers = [extend(layer, kind, kind.__name__) for layer, kind in zip(decoder_layers_of(model), kinds, strict=True)]
+    decoder_of(model).update_modules({"layers": layers})
+    return layers
 
 
-def fusible_layers_of(model: Any) -> list[Any]:
-    """The model's layers, if all of them are of one known kind."""
-    inner = model.get("model")
-    layers = inner.get("layers") if isinstance(inner, nn.Module) else None
-    return layers if isinstance(layers, list) and all(map(is_fusible, layers)) else []
+def plain_programs_of(model: Any) -> list[LayerProgram]:
+    """The programs of a model's layers, if all of them are Llama's."""
+    programs = [layer_program_of(layer) for layer in decoder_layers_of(model)]
+    plain = [program for program in programs if program is not None and _is_plain(program)]
+    return plain if len(plain) == len(programs) else []
 
 
-def _native_stack(layers: list[Any]) -> native.NativeLayerStack | None:
-    attention = layers[0].self_attn
-    rope = attention.rope
+def _is_plain(program: LayerProgram) -> bool:
+    """Whether a layer computes what Llama's do, as far as its program says."""
+    attention, mlp = attention_spec_of(program.mixer), mlp_spec_of(program.mlp)
+    if attention is None or mlp is None or program.multiplier is not None or program.clipped:
+        return False
+    if attention.gated or attention.joint is not None or attention.joint_head_norms or attention.rotates is not None:
+        return False
+    if attention.sinks is not None or attention.cap is not None or mlp.act != "silu" or mlp.up is None:
+        return False
+    before, after, before_mlp, after_mlp = program.norms
+    norms = [before, before_mlp, *(program.mixer[name] for name in attention.norms or () if name in program.mixer)]
+    if after is not None or after_mlp is not None or any(type(norm) is not nn.RMSNorm for norm in norms):
+        return False
+    return len({norm.eps for norm in norms if norm is not None}) == 1
+
+
+class _HeadShape(NamedTuple):
+    """The heads of an attention module."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    scale: float
+
+    @classmethod
+    def of(cls, program: LayerProgram) -> _HeadShape:
+        spec = attention_spec_of(program.mixer)
+        assert spec is not None
+        heads, kv_heads, scale = attrgetter(spec.heads, spec.kv_heads, spec.scale)(program.mixer)
+        return cls(heads, kv_heads, program.mixer.k_proj.weight.shape[0] // kv_heads, scale)
+
+
+def _native_stack(layers: list[Any], programs: list[LayerProgram], heads: _HeadShape) -> native.NativeLayerStack | None:
+    rope = programs[0].mixer.rope
     # Some families leave the positions out of some layers, or let some see only a window.
     if not all(
-        _is_same_rotation(layer.self_attn.rope, rope) and not vars(layer).get("use_sliding") for layer in layers
+        _is_same_rotation(program.mixer.rope, rope) and not vars(layer).get("use_sliding")
+        for layer, program in zip(layers, programs, strict=True)
     ):
         return None
-    rotation = rope.rotation
-    size = attention.k_proj.weight.shape[0] // attention.n_kv_heads
-    weights = [[native_weights_of(module) for module in _layer_matrices(layer)] for layer in layers]
+    weights = [[native_weights_of(module) for module in _layer_matrices(program)] for program in programs]
     if any(weight is None for own in weights for weight in own):
         return None
+    rotation, before = rope.rotation, programs[0].norm_before_mixer
+    assert before is not None
     stack = native.NativeLayerStack(
         rotation.scale / rotation.periods,
-        heads=attention.n_heads,
-        kv_heads=attention.n_kv_heads,
-        head_size=size,
-        scale=attention.scale,
-        eps=layers[0].input_layernorm.eps,
+        heads=heads.heads,
+        kv_heads=heads.kv_heads,
+        head_size=heads.size,
+        scale=heads.scale,
+        eps=before.eps,
         rope_dims=rotation.dims,
         rope_neighbours=rotation.traditional,
         rope_gain=rotation.gain,
     )
-    for layer, own in zip(layers, weights, strict=True):
+    for program, own in zip(programs, weights, strict=True):
         stack.add(
-            norms=(layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
+            norms=tuple(norm.weight for norm in program.norms if norm is not None),
             matrices=own,
-            head_norms=tuple(
-                layer.self_attn[name].weight if name in layer.self_attn else None for name in ("q_norm", "k_norm")
-            ),
+            head_norms=_head_norms(program),
         )
     return stack
+
+
+def _head_norms(program: LayerProgram) -> tuple[mx.array | None, mx.array | None]:
+    """The weights of the norms of queries and keys."""
+    spec = attention_spec_of(program.mixer)
+    names = None if spec is None else spec.norms
+    if names is None or names[0] not in program.mixer:
+        return None, None
+    return program.mixer[names[0]].weight, program.mixer[names[1]].weight
 
 
 def _is_same_rotation(rope: nn.Module, other: nn.Module) -> bool:
@@ -143,9 +182,10 @@ def _is_same_rotation(rope: nn.Module, other: nn.Module) -> bool:
     return both_known and rope.rotation.key == other.rotation.key
 
 
-def _layer_matrices(layer: Any) -> tuple[Any, ...]:
-    attention, mlp = layer.self_attn, layer.mlp
+def _layer_matrices(program: LayerProgram) -> tuple[Any, ...]:
+    attention, mlp = attention_spec_of(program.mixer), mlp_spec_of(program.mlp)
+    assert attention is not None and mlp is not None and mlp.up is not None
     return (
-        *(attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj),
-        *(mlp.gate_proj, mlp.up_proj, mlp.down_proj),
+        *(program.mixer[name] for name in ("q_proj", "k_proj", "v_proj", attention.out)),
+        *(program.mlp[name] for name in (mlp.gate, mlp.up, mlp.down)),
     )

@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.kernels.cpu import native
+from ingot.kernels.decode_graph.kernels import Gate
 from ingot.models.families.description import MlpSpec
 from ingot.models.families.registry import mlp_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
@@ -71,8 +72,8 @@ class JoinedMLP(nn.Module):
     joined_down: JoinedLinear
 
     @property
-    def is_silu(self) -> bool:
-        return self._activation is _silu
+    def gate(self) -> Gate:
+        return next(name for name, activation in _ACTIVATIONS.items() if activation is self._activation)
 
     def __call__(self, x: mx.array) -> Any:
         gate, up = mx.split(self.joined_gate_up(x.reshape(-1, x.shape[-1])), 2, axis=-1)
@@ -94,7 +95,11 @@ def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
     return nn.gelu_approx(gate) * up
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+_ACTIVATIONS: dict[Gate, Callable[[mx.array, mx.array], mx.array]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+}
 
 
 def join_gated_mlps(model: nn.Module) -> int:
@@ -104,11 +109,11 @@ def join_gated_mlps(model: nn.Module) -> int:
 
 
 def _joined_mlp(module: nn.Module) -> nn.Module | None:
-    """None for other modules, and for those whose products are one already, or cannot be."""
+    """None for other modules, and for those whose products cannot be one."""
     spec = mlp_spec_of(module)
-    if spec is None or spec.up is None:
+    if spec is None:
         return None
-    names = (spec.gate, spec.up)
+    names = (spec.gate,) if spec.up is None else (spec.gate, spec.up)
     gate_up = join_linears(*(module[name] for name in names), names=names)
     down = join_linears(module[spec.down], names=[spec.down])
     if gate_up is None or down is None:

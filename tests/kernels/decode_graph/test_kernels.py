@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from ingot.kernels.decode_graph.kernels import RmsNormKernel, add_bias, add_residual, gate_states
+from ingot.kernels.decode_graph.kernels import Gate, ResidualNorm, RmsNormWeights, add_bias, gate_states
 from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged_attention.memory import BOUNDS, emulated
 
@@ -28,29 +28,58 @@ def off(found: mx.array, wanted: mx.array) -> float:
 @pytest.mark.parametrize("size", [32, 96, 1024, 1500])
 def test_sums_are_normed(size: int, dtype: mx.Dtype) -> None:
     states, added = drawn(3, size, dtype=dtype), drawn(3, size, dtype=dtype, seed=1)
-    norm = RmsNormKernel(drawn(size, dtype=dtype, seed=2), 1e-5)
-    sums, normed = norm(Emulator(seed=3), states, added)
+    weight = drawn(size, dtype=dtype, seed=2)
+    sums, normed = ResidualNorm(RmsNormWeights(weight, 1e-5))(Emulator(seed=3), states, added)
     assert mx.array_equal(sums, states + added)
-    assert off(normed, mx.fast.rms_norm(sums, norm.weight, 1e-5)) < BOUNDS[dtype]
+    assert off(normed, mx.fast.rms_norm(sums, weight, 1e-5)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [96, 1500])
+def test_what_is_added_is_normed_first_where_a_family_does_so(size: int, dtype: mx.Dtype) -> None:
+    states, added = drawn(3, size, dtype=dtype), 5 * drawn(3, size, dtype=dtype, seed=1)
+    before, after = drawn(size, dtype=dtype, seed=2), drawn(size, dtype=dtype, seed=4)
+    norm = ResidualNorm(RmsNormWeights(before, 1e-5), RmsNormWeights(after, 0.5))
+    sums, normed = norm(Emulator(seed=3), states, added)
+    wanted = states + mx.fast.rms_norm(added, after, 0.5)
+    assert off(sums, wanted) < BOUNDS[dtype]
+    assert off(normed, mx.fast.rms_norm(wanted, before, 1e-5)) < 2 * BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_added_is_multiplied_as_plain_operations_do(dtype: mx.Dtype) -> None:
+    states, added = drawn(3, 64, dtype=dtype), drawn(3, 64, dtype=dtype, seed=1)
+    sums, _ = ResidualNorm(None, multiplier=0.22)(Emulator(), states, added)
+    assert mx.array_equal(sums, states + added * 0.22)
+
+
+def test_sums_in_float16_are_kept_finite_where_a_family_does_so() -> None:
+    states, added = mx.full((2, 64), 6e4, mx.float16), mx.full((2, 64), 6e4, mx.float16)
+    clipped, _ = ResidualNorm(None, clipped=True)(Emulator(), -states, -added)
+    assert mx.array_equal(clipped, mx.full((2, 64), -65504, mx.float16))
+    assert mx.isinf(ResidualNorm(None)(Emulator(), states, added)[0]).all()
 
 
 def test_the_first_norm_adds_nothing() -> None:
-    states, norm = drawn(2, 64, dtype=mx.float32), RmsNormKernel(mx.ones(64), 1e-5)
+    states, norm = drawn(2, 64, dtype=mx.float32), ResidualNorm(RmsNormWeights(mx.ones(64), 1e-5))
     same, normed = norm(Emulator(), states, None)
     assert same is states
-    assert off(normed, mx.fast.rms_norm(states, norm.weight, 1e-5)) < BOUNDS[mx.float32]
+    assert off(normed, mx.fast.rms_norm(states, None, 1e-5)) < BOUNDS[mx.float32]
 
 
 def test_the_last_sum_is_not_normed() -> None:
     states, added = drawn(2, 64, dtype=mx.bfloat16), drawn(2, 64, dtype=mx.bfloat16, seed=1)
-    assert mx.array_equal(add_residual(Emulator(), states, added, RmsNormKernel(mx.ones(64), 1e-5)), states + added)
+    sums, same = ResidualNorm(None)(Emulator(), states, added)
+    assert mx.array_equal(sums, states + added) and same is sums
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gates_are_those_of_plain_operations(dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh", "gelu"])
+def test_gates_are_those_of_plain_operations(gate: Gate, dtype: mx.Dtype) -> None:
     both = drawn(3, 2 * 300, dtype=dtype)
-    wanted = nn.silu(both[:, :300]) * both[:, 300:]
-    assert off(gate_states(Emulator(), both), wanted) < BOUNDS[dtype]
+    curve = {"silu": nn.silu, "gelu_tanh": nn.gelu_approx, "gelu": nn.gelu}[gate]
+    wanted = curve(both[:, :300]) * both[:, 300:]
+    assert off(gate_states(Emulator(), both, gate), wanted) < BOUNDS[dtype]
 
 
 def test_biases_are_added() -> None:

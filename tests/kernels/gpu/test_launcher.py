@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from ingot.kernels.decode_graph.kernels import ResidualNorm, RmsNormWeights, gate_states, post_inputs
 from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
 from ingot.kernels.dense_matmul.kernels import DenseProduct
 from ingot.kernels.device import Device
@@ -184,6 +185,25 @@ def test_products_with_weights_of_16_bits_keep_their_sums_in_registers(rows: int
 @pytest.mark.parametrize("dtype", DENSE_DTYPES, ids=str)
 def test_what_becomes_of_products_with_weights_of_16_bits_compiles(dtype: mx.Dtype, name: str) -> None:
     assert " 0 bytes spill stores" in assembled(dense(9, 4096, 4096, dtype)[name])
+
+
+def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
+    """Of a decode graph, besides products and mixers."""
+    run, states, words = LaunchRehearsal(), mx.zeros((2, 4096), dtype), mx.zeros(8, mx.int32)
+    norm = RmsNormWeights(mx.zeros(4096, dtype), 1e-6)
+    for residual in (ResidualNorm(norm), ResidualNorm(norm, norm, clipped=True), ResidualNorm(None, multiplier=0.2)):
+        residual(run, states, states)
+    for gate in ("silu", "gelu_tanh", "gelu"):
+        gate_states(run, states, gate)
+    post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
+    return [*run.kinds]
+
+
+@only_cuda
+@pytest.mark.parametrize("dtype", DENSE_DTYPES, ids=str)
+def test_what_is_between_the_parts_of_layers_compiles(dtype: mx.Dtype) -> None:
+    for kind in between_parts(dtype):
+        assert " 0 bytes spill stores" in assembled(kind)
 
 
 H200 = Device("cuda", "H200", 1)

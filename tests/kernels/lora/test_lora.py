@@ -64,8 +64,9 @@ def test_matrices_that_are_not_covered_are_known() -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_what_is_gated_is_gated_behind_it(dtype: mx.Dtype) -> None:
-    matrices, places = made(96, (40, 40), 16, dtype), mx.array([2, 0, 1], mx.int32)
+@pytest.mark.parametrize("outputs", [(40, 40), (80,)])
+def test_what_is_gated_is_gated_behind_it(outputs: tuple[int, ...], dtype: mx.Dtype) -> None:
+    matrices, places = made(96, outputs, 16, dtype), mx.array([2, 0, 1], mx.int32)
     states, product = drawn(3, 96, dtype=dtype), 3 * drawn(3, 80, dtype=dtype, seed=3)
     plain = add_lora_products(Emulator(), states, product, matrices, places)
     found = add_lora_products(Emulator(), states, product, matrices, places, gated=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,43 @@ pytestmark = pytest.mark.skipif(
     not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
 )
 PLAIN: dict[str, Any] = {**tiny.CONFIGS["kernel"], "attention_bias": True, "model_type": "llama"}
+_GEMMA = {"rope_local_base_freq": 1000.0, "query_pre_attn_scalar": 16, "sliding_window": 70}
+KINDS: dict[str, dict[str, Any]] = {
+    "gemma": {"model_type": "gemma"},
+    "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 16.0, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {"model_type": "gemma3_text", **_GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 2},
+    "exaone4": {
+        "model_type": "exaone4",
+        "num_hidden_layers": 3,
+        "sliding_window": 70,
+        "sliding_window_pattern": "LLG",
+        "rope_scaling": None,
+    },
+    "glm4": {"model_type": "glm4", "partial_rotary_factor": 0.5, "attention_bias": True},
+    "granite": {
+        "model_type": "granite",
+        "hidden_size": 64,
+        "mlp_bias": True,
+        "attention_bias": True,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+    },
+    "llama-window": {
+        "model_type": "llama",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 70,
+    },
+    "phi3": {"model_type": "phi3", "hidden_size": 64},
+}
+"""Layers of other families, whose windows are a few tokens longer than a page."""
 
 
 def adapted(kind: str) -> ModelAdapter:
+    if kind in KINDS:
+        config = {**tiny.CONFIGS["kernel"], **KINDS[kind]}
+        return adapt_model(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, engines.GPU)
     if kind == "packed":
         return adapt_model(tiny.build("kernel-packed"), tiny.CONFIGS["kernel-packed"], engines.GPU)
     model = random_models.build(PLAIN, spread=0.2, dtype=mx.bfloat16)
@@ -71,6 +106,15 @@ class Session:
         return logits
 
 
+class Counting:
+    def __init__(self, run: Any) -> None:
+        self._run, self.calls = run, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self._run(*args)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["packed", "plain"])
 def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +131,32 @@ def test_a_graph_says_what_the_layers_say(kind: str, monkeypatch: pytest.MonkeyP
     largest = max(float(mx.abs(each).max()) for each in found[1])
     bound = 1e-4 if kind == "packed" else 2**-5
     assert all(float(mx.abs(a - b).max()) < bound * largest for a, b in zip(*found, strict=True))
+
+
+def apart(found: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
+    """The largest difference, as a share of the largest number."""
+    largest = max(float(mx.abs(each).max()) for each in wanted)
+    return max(float(mx.abs(a - b).max()) for a, b in zip(found, wanted, strict=True)) / largest
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_other_families_are_graphs_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of unequal lengths step over the ends of pages and of windows, by single tokens and by drafts."""
+    adapter = shared(kind)
+    stack, found = stacked(adapter), []
+    assert stack.refusal is None and not [note for note in adapter.notes if "kernel by kernel" in note]
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refusal", "for comparison")
+        session = Session(adapter, [3, 63, 69, 140])
+        monkeypatch.setattr(stack, "_replay", counting := Counting(stack._replay))
+        steps = [session.run([9, 8, 7, 6], [ForwardPart(tuple(session.rows), 1)]) for _ in range(3)]
+        drafts = [ForwardPart((session.rows[2],), 4), ForwardPart((session.rows[0], session.rows[3]), 1)]
+        steps.append(session.run([5, 4, 3, 2, 9, 8], drafts))
+        found.append(steps)
+        assert counting.calls == (0 if plainly else 4)
+    assert apart(*found) < 2**-5
 
 
 def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +230,7 @@ def test_more_pages_than_graphs_have_room_to_tell_of_are_new_graphs(monkeypatch:
     adapter = adapted("packed")
     stack, session = stacked(adapter), Session(adapter, [70])
     before = session.run([9], [ForwardPart(tuple(session.rows), 1)])
-    made, stack._addresses.buffers = stack.graph_count, [mx.zeros(1, mx.int32) for _ in stack.layers]
+    made, stack._addresses[0, False].buffers = stack.graph_count, [mx.zeros(1, mx.int32) for _ in stack.layers]
     again = Session(adapter, [70])
     assert mx.array_equal(again.run([9], [ForwardPart(tuple(again.rows), 1)]), before)
     assert stack.graph_count == made + 1 and len(stack._replays) == 1
@@ -233,10 +303,26 @@ def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch
     assert mx.isfinite(session.run([4], [ForwardPart(tuple(session.rows), 1)])).all()
 
 
-@pytest.mark.parametrize("kind", ["kernel", "kernel-window", "kernel-hybrid"])
-def test_what_is_not_covered_keeps_its_own_layers(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("kernel", "products of Linear in float32"),
+        ("kernel-window", "products of Linear in float32"),
+        ("kernel-hybrid", "layers of DecoderLayer"),
+        ("moe", "layers of Qwen3MoeDecoderLayer"),
+    ],
+)
+def test_what_is_not_covered_keeps_its_own_layers_and_is_named(kind: str, part: str) -> None:
     adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
     assert decode_graphs_of(adapter.model) is None
+    assert f"layers run kernel by kernel, slower: a graph has no kernels for {part}" in adapter.notes
+
+
+def test_layers_whose_pages_no_kernel_reads_are_not_graphs() -> None:
+    config = {**PLAIN, "head_dim": 8}
+    adapter = adapt_model(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, engines.GPU)
+    assert stacked(adapter).graph_count == 0 and adapter.graph_tokens == math.inf
+    assert any(note.startswith("layers run kernel by kernel, slower: as one graph they") for note in adapter.notes)
 
 
 def test_layers_that_hand_over_states_between_them_stay_apart() -> None:
@@ -270,11 +356,12 @@ def adapted_rows(adapter: ModelAdapter, slots: list[int], steps: int = 3) -> lis
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma3_text"])
 def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
     stack, bare = stacked(adapter), adapted_rows(adapter, [0, 0, 0])
-    sizes = shapes(adapter.model, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"))
+    names = ("q_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "gate_up_proj", "down_proj")
+    sizes = shapes(adapter.model, names)
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4 * n, n), rank=4 * n, scale=0.02) for n in (1, 3)]
     one, two = (adapter.loras.slot(load_lora(adapter, folder, most_rank=16).digest) for folder in folders)
     assert not adapter.separates_lora_rows

@@ -12,10 +12,12 @@ from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.rope import swap_ropes
 from tests.models.layers import family_configs
 
+FUSED = ("ernie4_5", "helium", "llama", "mimo", "qwen2", "qwen3", "seed_oss", "telechat3")
+OTHERS = [family.name for family in MODEL_FAMILIES.values() if family.layers and family.name not in FUSED]
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 
-@pytest.mark.parametrize("name", [family.name for family in MODEL_FAMILIES.values() if family.fused])
+@pytest.mark.parametrize("name", FUSED)
 def test_layers_of_llamas_arithmetic_become_one_operation_with_the_same_weights(name: str) -> None:
     model = family_configs.build(name)
     before = dict(named_parameters(model))
@@ -26,7 +28,7 @@ def test_layers_of_llamas_arithmetic_become_one_operation_with_the_same_weights(
     }
 
 
-@pytest.mark.parametrize("name", ["granite", "llama-window", "llama-dynamic"])
+@pytest.mark.parametrize("name", [*OTHERS, "llama-window", "llama-dynamic"])
 def test_layers_of_another_arithmetic_stay_as_they_are(name: str) -> None:
     model = family_configs.build(name)
     swap_ropes(model)
