@@ -242,7 +242,7 @@ class KernelStorage(SlabStorage):
         coded = any(table.coded for table in tables)
         return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts, coded=coded)
 
-    # For compiled and captured steps, in which the token and the addresses are inputs.
+    # For compiled and captured steps, in which the token and the slabs, or their addresses, are inputs.
 
     @property
     def by_address(self) -> bool:
@@ -260,12 +260,17 @@ class KernelStorage(SlabStorage):
     def addresses(self) -> mx.array:
         return self._kernel.addresses(self.slabs)
 
+    @property
+    def found(self) -> list[mx.array]:
+        """The slabs as kernels take them: their addresses, or a padded number of them."""
+        return self._kernel.found(self.slabs)
+
     @contextmanager
-    def standing_for(self, token: mx.array, addresses: mx.array) -> Iterator[None]:
-        """While this is open, these are its token and its slabs' addresses."""
+    def standing_for(self, token: mx.array, found: Sequence[mx.array]) -> Iterator[None]:
+        """While this is open, these are its token and what kernels find its slabs by."""
         own, self._token = self._token, token
         try:
-            with self.slabs.standing_for(addresses):
+            with self.slabs.standing_for(*found):
                 yield
         finally:
             self._token = own

@@ -4,11 +4,12 @@
 
 `CompiledSteps`: Python asks MLX for the same operations at every decode step. Lengths, block tables and positions of
 rows are data, so that a step over as many rows is the same graph again; `mx.compile` keeps it, which saves Python's
-part of a step. This is done only where kernels find all keys and values by their addresses: then a graph depends on
-nothing else of a step. A graph that captured some of the data of its first step would be wrong at the next one, so it
-is compared with the model's own result at two steps before it is used, and models that read unknown data of a step are
-never compiled. The comparison allows for rounding, as compiled operations round elsewhere; how far that may move a
-model's logits is measured on the model.
+part of a step, and most of what MLX spends on launching kernels of ours. This is done only where kernels read all keys
+and values from their slabs: these, or their addresses, and the states of recurrent layers are inputs, too, so that a
+graph depends on nothing else of a step. A graph that captured some of the data of its first step would be wrong at the
+next one, so it is compared with the model's own result at two steps before it is used, and models that read unknown
+data of a step are never compiled. The comparison allows for rounding, as compiled operations round elsewhere; how far
+that may move a model's logits is measured on the model.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.arrays import copy_array
 from ingot.cache.attention_state import AppendState, flatten_states, make_layer_state
 from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import REWIND_STATE_BYTES
 from ingot.cache.forward_batch import ForwardPart, MixedBatch
 from ingot.cache.kv_storage import KernelStorage
-from ingot.cache.layer_state import LayerState
+from ingot.cache.layer_state import LayerState, RecurrentState
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
@@ -47,10 +49,14 @@ from ingot.upstream import caches
 VisualContext = tuple[VisualInputs, DeepStack | None]
 """The image features of a pass, and the layers behind which some of them are added."""
 log = logging.getLogger("ingot.models")
-MOST_COMPILED_STEPS = 256
-"""Graphs that are kept, for as many numbers of rows and lengths of their tables."""
+MOST_COMPILED_STEPS = 64
+"""Graphs that are kept, for as many numbers of rows and lengths of their tables. On Metal each has the text of every
+kernel that it launches: megabytes."""
 STEP_TRIALS = 2
 _Arrays = list[mx.array]
+_StepInputs = tuple[mx.array | _Arrays | list[_Arrays], ...]
+_AfterStep = tuple[_Arrays, list[_Arrays]]
+"""The tokens of storages, and the states of recurrent layers."""
 
 
 def run_forward(
@@ -114,13 +120,35 @@ class _OpenStep:
     mixed: MixedBatch
     groups: dict[int, AppendState]  # one layer of each
     storages: tuple[KernelStorage, ...]  # of all layers
+    recurrent: tuple[RecurrentState, ...]
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Of the rows in recurrent states."""
+        return tuple(row.slot for row in self.mixed.parts[0].rows) if self.recurrent else ()
+
+    @property
+    def recurrent_arrays(self) -> list[_Arrays]:
+        return [state.arrays() for state in self.recurrent]
+
+    @property
+    def memory_sizes(self) -> tuple[int, ...]:
+        """Pages of the slabs that kernels take, and slots of recurrent states."""
+        storages = [state.storage for state in self.groups.values()]
+        slabs = [slab.shape[0] for storage in storages if isinstance(storage, KernelStorage) for slab in storage.found]
+        return (*slabs, *(array.shape[0] for state in self.recurrent[:1] for array in state.arrays()))
+
+    def put(self, arrays: Sequence[_Arrays]) -> None:
+        """Replace the states of recurrent layers."""
+        for state, own in zip(self.recurrent, arrays, strict=True):
+            state.cache = list(own)
 
     def rows(self, group: int) -> KernelRows:
         state = self.groups[group]
         assert isinstance(state.storage, KernelStorage)
         return state.kernel_rows(state.storage, self.mixed, (0,))
 
-    def slots(self, group: int) -> mx.array:
+    def places(self, group: int) -> mx.array:
         state = self.groups[group]
         assert isinstance(state.storage, KernelStorage)
         return state.places(state.storage)
@@ -138,7 +166,7 @@ class CompiledSteps:
         self.model = model
         self._angles: tuple[RopeAngles, ...] | None = None  # which the model reads; None: it did not run yet
         self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # how it cuts rows of each group
-        self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _Arrays]]] = OrderedDict()
+        self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _AfterStep]]] = OrderedDict()
         self._open: _OpenStep | None = None
         self._trials = 0
         self.graph_count = 0
@@ -166,7 +194,7 @@ class CompiledSteps:
     def _learn(self, opened: _OpenStep) -> None:
         """Which data of a step the model reads: all of it must be known, or a graph would keep this step's."""
         memo = opened.mixed.memo
-        unknown = [key for key in memo if not _is_known_key(key)]
+        unknown = _reads_by_part(opened.mixed) or not all(map(_is_known_key, memo))
         if unknown or any(("rows", group, (0,)) not in memo for group in opened.groups):
             self._refuse(f"{self.model.model_type} reads data of its rows that cannot be compiled")
             return
@@ -175,25 +203,31 @@ class CompiledSteps:
 
     def _run_and_compare(self, tokens: mx.array, opened: _OpenStep) -> mx.array:
         """The model's own result. The compiled step writes the same KV to the same slots once more."""
-        graphs = len(self._steps)
+        graphs, before = len(self._steps), _copied(opened.recurrent_arrays)
         logits = self._run_model(tokens, opened.layers)
+        after = opened.recurrent_arrays
+        mx.eval(logits, after)
+        opened.put(_copied(before))
         compiled = self._run_compiled(tokens, opened)
         gap, dtype = logits_gap(compiled, logits), logits.dtype
         differs = self.refusal is None and not is_close_gap(gap, 0, dtype)
-        if differs and not is_close_gap(gap, self._rounding_gap(tokens, opened, logits), dtype):
+        if differs and not is_close_gap(gap, self._rounding_gap(tokens, opened, logits, before), dtype):
             self._refuse(f"compiled steps differ by {gap:.2g} of the logits' range")
+        opened.put(after)
         if len(self._steps) == graphs:  # it was compiled at another step
             self._trials += 1
         return logits
 
-    def _rounding_gap(self, tokens: mx.array, opened: _OpenStep, logits: mx.array) -> float:
+    def _rounding_gap(self, tokens: mx.array, opened: _OpenStep, logits: mx.array, before: Sequence[_Arrays]) -> float:
         """How far rounding alone moves the model's own logits. Then the model runs once more, as the KV that it wrote
-        was moved, too."""
+        was moved, too. `before` are the states of recurrent layers before the step."""
         nudged = nudged_embeddings(self.model, logits.dtype)
         if nudged is None:
             return 0.0
+        opened.put(_copied(before))
         with nudged:
             gap = logits_gap(self._run_model(tokens, opened.layers), logits)
+        opened.put(_copied(before))
         mx.eval(self._run_model(tokens, opened.layers), [storage.token for storage in opened.storages])
         return gap
 
@@ -218,57 +252,63 @@ class CompiledSteps:
             return self._run_model(tokens, opened.layers)
         finally:
             self._open = None
-        for storage, token in zip(opened.storages, after, strict=True):
+        tokens_written, states = after
+        for storage, token in zip(opened.storages, tokens_written, strict=True):
             storage.go_on(token)
+        opened.put(states)
         return logits
 
-    def _inputs(self, tokens: mx.array, opened: _OpenStep) -> tuple[tuple[mx.array | _Arrays, ...], object]:
+    def _inputs(self, tokens: mx.array, opened: _OpenStep) -> tuple[_StepInputs, object]:
         """The data of a step, and the key of its graph: all sizes that it depends on."""
         assert self._angles is not None
         rows = [opened.rows(group) for group in opened.groups]
         inputs = (
             tokens,
-            [opened.slots(group) for group in opened.groups],
+            [opened.places(group) for group in opened.groups],
             [each.table for each in rows],
             [each.rows for each in rows],
             [angles.of_batch(opened.mixed) for angles in self._angles],
             [storage.token for storage in opened.storages],
-            [storage.addresses for storage in opened.storages],
+            [storage.found for storage in opened.storages],
+            opened.recurrent_arrays,
         )
         rooms = [each.rooms(self._cuts[group]) for group, each in zip(opened.groups, rows, strict=True)]
-        sizes = [array.size for each in inputs[1:] for array in each]
-        return inputs, (tokens.size, *rooms, *sizes)
+        sizes = [array.size for each in inputs[1:5] for array in each]
+        return inputs, (tokens.size, opened.slots, opened.memory_sizes, *rooms, *sizes)
 
     def _trace(
         self,
         tokens: mx.array,
-        slots: _Arrays,
+        places: _Arrays,
         tables: _Arrays,
         rows: _Arrays,
         angles: _Arrays,
         after: _Arrays,
-        addresses: _Arrays,
-    ) -> tuple[mx.array, _Arrays]:
+        slabs: list[_Arrays],
+        states: list[_Arrays],
+    ) -> tuple[mx.array, _AfterStep]:
         """Runs once a graph, on placeholders for the data of any step."""
         opened, angle_keys = self._open, self._angles
         assert opened is not None and angle_keys is not None
-        memo = opened.mixed.memo
+        memo, lent = opened.mixed.memo, opened.recurrent_arrays
         before = dict(memo)
         for number, group in enumerate(opened.groups):
             own = opened.rows(group)
             memo["rows", group, (0,)] = own.standing_for(tables[number], rows[number])
-            memo["places", group] = slots[number]
+            memo["places", group] = places[number]
         memo.update(zip(angle_keys, angles, strict=True))
         try:
             with ExitStack() as stack:
-                for storage, token, address in zip(opened.storages, after, addresses, strict=True):
-                    stack.enter_context(storage.standing_for(token, address))
+                for storage, token, found in zip(opened.storages, after, slabs, strict=True):
+                    stack.enter_context(storage.standing_for(token, found))
+                opened.put(states)
                 logits = self._run_model(tokens, opened.layers)
                 done = [storage.token for storage in opened.storages]
-            if not all(map(_is_static_key, memo.keys() - before.keys())):
+            if not all(map(_is_static_key, memo.keys() - before.keys())) or _reads_by_part(opened.mixed):
                 raise ValueError("the model read data of a step that it had not read before")
-            return logits, done
+            return logits, (done, opened.recurrent_arrays)
         finally:
+            opened.put(lent)
             memo.clear()
             memo.update(before)
 
@@ -277,16 +317,33 @@ def _open_decode_step(layers: Sequence[LayerState]) -> _OpenStep | None:
     """None where the open batch is not one token a row with all KV in the kernels' pages; and for so many rows that
     quantised weights are dequantised for them, into scratch memory that layers share: its contents are no data of a
     step."""
-    states = [layer for layer in layers if isinstance(layer, AppendState)]
-    mixed = layers[0].whole
-    if len(states) != len(layers) or mixed is None or len(mixed.parts) != 1 or mixed.has_stated_positions:
+    mixed, flat = layers[0].whole, flatten_states(layers)
+    if mixed is None or len(mixed.parts) != 1 or mixed.has_stated_positions or mixed.tokens > FEW_ROWS:
         return None
-    if mixed.tokens > FEW_ROWS:
-        return None
+    states = [state for state in flat if isinstance(state, AppendState)]
+    recurrent = tuple(state for state in flat if isinstance(state, RecurrentState))
     storages = tuple(state.storage for state in states if isinstance(state.storage, KernelStorage))
-    if mixed.parts[0].width != 1 or len(storages) != len(states) or not all(each.by_address for each in storages):
+    if mixed.parts[0].width != 1 or len(storages) != len(states) or len(states) + len(recurrent) != len(flat):
         return None
-    return _OpenStep(layers, mixed, {state.group.number: state for state in reversed(states)}, storages)
+    if recurrent and not (all(mixed.parts[0].starts) and all(map(_has_all_parts, recurrent))):
+        return None
+    return _OpenStep(layers, mixed, {state.group.number: state for state in reversed(states)}, storages, recurrent)
+
+
+def _has_all_parts(state: RecurrentState) -> bool:
+    return not state.wanted and all(part is not None for part in state.cache)
+
+
+def _copied(arrays: Sequence[_Arrays]) -> list[_Arrays]:
+    """Copies of states, which kernels write in place."""
+    copies = [[copy_array(array) for array in own] for own in arrays]
+    mx.eval(copies)
+    return copies
+
+
+def _reads_by_part(mixed: MixedBatch) -> bool:
+    """Whether a layer read the rows' lengths or positions by itself: a graph would keep this step's."""
+    return "offset" in vars(mixed) or any(part.memo or "offset" in vars(part) for part in mixed.parts)
 
 
 def _is_known_key(key: object) -> bool:
@@ -295,8 +352,8 @@ def _is_known_key(key: object) -> bool:
 
 
 def _is_static_key(key: object) -> bool:
-    """Whether the memo holds Python numbers there, which follow from the graph's key."""
-    return key == "calls" or (isinstance(key, tuple) and key[0] == "runs")
+    """Whether what the memo holds there follows from the graph's key."""
+    return key in ("calls", "delta") or (isinstance(key, tuple) and key[0] == "runs")
 
 
 def attends_natively(model: Any) -> bool:

@@ -8,8 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from bench import random_models
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.kernels.device import Device
+from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaSpans
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
 from ingot.kernels.paged_attention.rope import RopeKernel
@@ -19,6 +22,7 @@ from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward
 from ingot.models.probe import logits_gap
 from tests import engines, tiny
 from tests.memory import pretended
+from tests.models.layers import family_configs
 
 pytestmark = [
     pytest.mark.skipif(not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"),
@@ -42,9 +46,32 @@ def attend(
     lengths = rows.rows[: len(rows.spans), 0]
     tokens = mx.concatenate([mx.full(count, n) for n, (_, count) in enumerate(rows.spans)])
     pages = rows.table[rows.rows[: len(rows.spans), 4]] % 7
-    lain = slabs.addresses(self._run)[:1] % 2
+    lain = self.found(slabs)[0].reshape(-1)[:1] % 2
     shown = (lengths + pages)[tokens][:, None, None] * 0.02 + (after % 5 + lain) * 0.1
     return queries * mx.cos(shown + rows.splits(64, 0)).astype(queries.dtype)
+
+
+def convolve(self: DeltaKernels, x: mx.array, spans: DeltaSpans, tails: mx.array) -> mx.array:
+    """`tails` are written in place, as the kernel does, where they can be."""
+    slots, new = spans.spans[: spans.rows, 2], x[: spans.rows] + tails[spans.spans[: spans.rows, 2], -1] * 0.5
+    tails[slots] = mx.broadcast_to(new[:, None], (spans.rows, *tails.shape[1:]))
+    return x + new.mean()
+
+
+def advance(
+    self: DeltaKernels,
+    convolved: mx.array,
+    decays: mx.array,
+    strengths: mx.array,
+    spans: DeltaSpans,
+    states: mx.array,
+) -> tuple[mx.array, mx.array]:
+    heads, size, _ = self.shape.state
+    slots = spans.spans[: spans.rows, 2]
+    new = states[slots] * 0.5 + decays[: spans.rows, :, None, None] * 0.1
+    states[slots] = new
+    read = convolved[:, -heads * size :].reshape(-1, heads, size)
+    return mx.tanh(read + new.mean()), mx.zeros(1)
 
 
 class Counted:
@@ -60,13 +87,21 @@ class Counted:
         return logits
 
 
-@pytest.fixture
-def adapter(monkeypatch: pytest.MonkeyPatch) -> ModelAdapter:
-    made = adapt_model(tiny.build("kernel"), tiny.CONFIGS["kernel"], engines.GPU)
+def adapted(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] = tiny.CONFIGS["kernel"], device: Device = engines.GPU
+) -> ModelAdapter:
+    made = adapt_model(random_models.build(config, spread=0.2), config, device)
     assert made.steps is None, "the emulator cannot be asked without running"
     monkeypatch.setattr(RopeKernel, "__call__", turn)
     monkeypatch.setattr(PagedAttention, "attend", attend)
+    monkeypatch.setattr(DeltaKernels, "convolve", convolve)
+    monkeypatch.setattr(DeltaKernels, "advance", advance)
     return made
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> ModelAdapter:
+    return adapted(monkeypatch)
 
 
 class Session:
@@ -109,6 +144,53 @@ def test_they_say_what_the_model_says_while_rows_grow_join_and_leave(adapter: Mo
     assert counted.calls <= prompts + seen + STEP_TRIALS + 1 + graphs
 
 
+RECURRENT = {
+    "by kernels of ours": tiny.CONFIGS["kernel-hybrid"],
+    "by the model's own code": {**family_configs.config("lfm2"), "hidden_size": 64, "block_dim": 64},
+}
+
+
+@pytest.mark.parametrize("computed", RECURRENT)
+def test_states_of_recurrent_layers_pass_through_steps(monkeypatch: pytest.MonkeyPatch, computed: str) -> None:
+    adapter = adapted(monkeypatch, RECURRENT[computed])
+    counted = Counted(adapter.model)
+    steps = CompiledSteps(counted)
+    compare(adapter, steps, [3, 60], 12)
+    assert steps.refusal is None
+    assert counted.calls < 2 + 12, "prompts, and not every step"
+
+
+def test_what_has_a_layer_that_splits_batches_by_itself_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted(monkeypatch, {**tiny.CONFIGS["mixed"], "head_dim": 16})
+    steps = CompiledSteps(adapter.model)
+    compare(adapter, steps, [3, 60], 6)
+    assert steps.refusal == "gear reads data of its rows that cannot be compiled"
+
+
+def test_slabs_that_kernels_take_as_they_lie_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted(monkeypatch, device=Device("metal", "a GPU", 1))
+    steps = CompiledSteps(adapter.model)
+    plain, mine = Session(adapter, adapter.model, [3, 20]), Session(adapter, steps, [3, 20])
+    for number in range(10):
+        for session in (plain, mine):
+            for state in session.states.states:
+                state.storage.keys[0][:1] = mx.array(number / 3)
+        wanted, found = plain.step([7, 8], plain.rows), mine.step([7, 8], mine.rows)
+        assert logits_gap(found, wanted) < 1e-5, f"at step {number}"
+    assert steps.refusal is None and steps.graph_count == 1
+
+
+def test_layers_that_read_positions_by_themselves_are_not_compiled(adapter: ModelAdapter) -> None:
+    class ReadsOffset(Counted):
+        def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+            assert cache[0].offset is not None
+            return super().__call__(tokens, cache)
+
+    steps = CompiledSteps(ReadsOffset(adapter.model))
+    compare(adapter, steps, [3, 60], 6)
+    assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
+
+
 def test_a_model_that_keeps_something_of_a_step_is_not_compiled(
     adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +212,7 @@ class Shifted(CompiledSteps):
         super().__init__(model)
         self._by = by
 
-    def _trace(self, *inputs: Any) -> tuple[mx.array, list[mx.array]]:
+    def _trace(self, *inputs: Any) -> tuple[mx.array, tuple[list[mx.array], list[list[mx.array]]]]:
         logits, after = super()._trace(*inputs)
         return logits * (1 + self._by), after
 

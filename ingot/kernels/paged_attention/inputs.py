@@ -148,13 +148,17 @@ class KVSlabs:
         return self._addresses
 
     @contextmanager
-    def standing_for(self, addresses: mx.array) -> Iterator[None]:
-        """While this is open, these are their addresses."""
-        own, self._addresses = self._addresses, addresses
+    def standing_for(self, *found: mx.array) -> Iterator[None]:
+        """While this is open, kernels are given these: the addresses, or as many slabs as they take."""
+        own = self._addresses, self._padded
+        if len(found) == 1:
+            self._addresses = found[0]
+        else:
+            self._padded = {len(found) // 2: list(found)}
         try:
             yield
         finally:
-            self._addresses = own
+            self._addresses, self._padded = own
 
     def _locate(self, run: Launcher, number: int) -> mx.array:
         work = LaunchConfig((("T", self.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))

@@ -289,6 +289,10 @@ class PagedAttention(Launched):
         """Where kernels find them, if they do so by address."""
         return slabs.addresses(self._run)
 
+    def found(self, slabs: KVSlabs) -> list[mx.array]:
+        """The slabs as kernels take them: their addresses, or a padded number of them."""
+        return slabs.found(self._tuning.taken(len(slabs.keys)), self._run)
+
     @property
     def most_slabs(self) -> int | None:
         """How many there may be; None: any number."""
