@@ -8,6 +8,7 @@ This covers layers whose program (`layer_program`) is Llama's; other models keep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import mlx.nn as nn
 
 from ingot.cache.layer_state import LayerState
 from ingot.kernels.cpu import native
+from ingot.models.families.description import AttentionSpec
 from ingot.models.families.registry import attention_spec_of, mlp_spec_of
 from ingot.models.layers.attention_backends import native_spans_of
 from ingot.models.layers.layer_program import LayerProgram, decoder_layers_of, decoder_of, layer_program_of
@@ -108,15 +110,20 @@ def _is_plain(program: LayerProgram) -> bool:
     attention, mlp = attention_spec_of(program.mixer), mlp_spec_of(program.mlp)
     if attention is None or mlp is None or program.multiplier is not None or program.clipped:
         return False
-    if attention.gated or attention.joint is not None or attention.joint_head_norms or attention.rotates is not None:
+    if not isinstance(attention.scale, str) or not isinstance(attention.kv_heads, str):
         return False
-    if attention.sinks is not None or attention.cap is not None or mlp.act != "silu" or mlp.up is None:
+    named = replace(attention, heads=_PLAIN.heads, kv_heads=_PLAIN.kv_heads, scale=_PLAIN.scale, out=_PLAIN.out)
+    if replace(named, norms=None) != _PLAIN or mlp.act != "silu" or mlp.up is None:
         return False
     before, after, before_mlp, after_mlp = program.norms
     norms = [before, before_mlp, *(program.mixer[name] for name in attention.norms or () if name in program.mixer)]
     if after is not None or after_mlp is not None or any(type(norm) is not nn.RMSNorm for norm in norms):
         return False
     return len({norm.eps for norm in norms if norm is not None}) == 1
+
+
+_PLAIN = AttentionSpec()
+"""Llama's attention."""
 
 
 class _HeadShape(NamedTuple):
@@ -131,7 +138,8 @@ class _HeadShape(NamedTuple):
     def of(cls, program: LayerProgram) -> _HeadShape:
         spec = attention_spec_of(program.mixer)
         assert spec is not None
-        heads, kv_heads, scale = attrgetter(spec.heads, spec.kv_heads, spec.scale)(program.mixer)
+        names = (spec.heads, spec.kv_heads, spec.scale)
+        heads, kv_heads, scale = (attrgetter(name)(program.mixer) for name in names if isinstance(name, str))
         return cls(heads, kv_heads, program.mixer.k_proj.weight.shape[0] // kv_heads, scale)
 
 
