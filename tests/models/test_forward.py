@@ -87,6 +87,14 @@ class Counted:
         return logits
 
 
+class ReadsOffsets(Counted):
+    """One that reads how long the rows of its batch are, as mlx-lm's own attention does."""
+
+    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
+        offset = mx.array(cache[0].whole.parts[0].offset)
+        return super().__call__(tokens, cache) + 0 * mx.sum(offset)
+
+
 def adapted(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] = tiny.CONFIGS["kernel"], device: Device = engines.GPU
 ) -> ModelAdapter:
@@ -160,11 +168,19 @@ def test_states_of_recurrent_layers_pass_through_steps(monkeypatch: pytest.Monke
     assert counted.calls < 2 + 12, "prompts, and not every step"
 
 
-def test_what_has_a_layer_that_splits_batches_by_itself_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = adapted(monkeypatch, {**tiny.CONFIGS["mixed"], "head_dim": 16})
-    steps = CompiledSteps(adapter.model)
+def test_what_reads_the_lengths_of_rows_by_itself_is_not_compiled(adapter: ModelAdapter) -> None:
+    steps = CompiledSteps(ReadsOffsets(adapter.model))
     compare(adapter, steps, [3, 60], 6)
-    assert steps.refusal == "gear reads data of its rows that cannot be compiled"
+    assert steps.refusal == "llama reads data of its rows that cannot be compiled"
+
+
+def test_layers_that_split_batches_by_themselves_are_compiled_where_they_read_states_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapter = adapted(monkeypatch, {**tiny.CONFIGS["mixed"], "head_dim": 16})
+    steps = CompiledSteps(Counted(adapter.model))
+    compare(adapter, steps, [3, 60, 30], 20)
+    assert steps.refusal is None
 
 
 def test_slabs_that_kernels_take_as_they_lie_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
