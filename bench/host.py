@@ -1,5 +1,5 @@
-"""What a decode step costs the host by Metal's rules, on any machine: the operations that MLX is asked for, and the
-time of the thread that asks for them. On a Mac that is often all that a step takes. Nothing is computed within the clock.
+"""What a decode step costs the host by Metal's rules, on any machine: the operations that MLX is asked for, and its
+thread's time to ask for them. On a Mac that is often all that a step takes. Nothing is computed within the clock.
 
 python -m bench.host
 python -m bench.host --families llama,qwen3 --steps 200
