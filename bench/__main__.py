@@ -10,7 +10,7 @@ SUBJECTS = (
     *("paged", "packed", "dense", "gpu", "gpu_diagnosis", "speculate", "restart", "codecs", "sparse", "sparse_quality"),
     *("sparse_scoring", "sparse_turns", "soak", "pictures", "replicas", "ranks", "adapters", "unpacking"),
     *("mutated_media", "audio", "speech", "turns", "live", "gguf_models", "operations", "prompts", "unloading"),
-    *("lazy_start", "sparse_layers"),
+    *("lazy_start", "sparse_layers", "host"),
 )
 
 

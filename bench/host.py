@@ -1,5 +1,5 @@
-"""What a decode step costs the host by Metal's rules, on any machine: the operations that MLX is asked for, and the
-time of the thread that asks for them. On a Mac that is often all that a step takes. Nothing is computed within the clock.
+"""What a decode step costs the host by Metal's rules, on any machine: the operations that MLX is asked for, and its
+thread's time to ask for them. On a Mac that is often all that a step takes. Nothing is computed within the clock.
 
 python -m bench.host
 python -m bench.host --families llama,qwen3 --steps 200
@@ -453,6 +453,26 @@ def counted(outputs: list[mx.array]) -> Counter[str]:
         return Counter(re.findall(r'label ="(\w+)"', file.read_text()))
 
 
+def operations_of(side: OurSteps | StockSteps) -> Counter[str]:
+    """Those of one step."""
+    found: list[Counter[str]] = []
+
+    def count() -> None:
+        for _ in range(WARM_UPS):
+            with side.restored():
+                side()
+        with side.restored():
+            found.append(counted(side()))
+
+    as_on_metal(count)
+    return found[0]
+
+
+def as_compiled_there(adapter: ModelAdapter) -> ModelAdapter:
+    """The same with compiled steps, which are not made where kernels run as soon as they are asked for."""
+    return replace(adapter, steps=CompiledSteps(adapter.model))
+
+
 class Host:
     """Both sides of one family."""
 
@@ -460,29 +480,15 @@ class Host:
         self.family = family
         config, model = random_model(family)
         self._stock = random_model(family)[1]
-        adapter = adapt_model(model, config, METAL)
-        self.adapter = replace(
-            adapter, steps=CompiledSteps(adapter.model)
-        )  # as there, but not where kernels run at once
+        self.adapter = as_compiled_there(adapt_model(model, config, METAL))
 
     def sides(self, rows: int) -> tuple[OurSteps, StockSteps]:
         return OurSteps(self.adapter, LENGTHS[rows]), StockSteps(self._stock, LENGTHS[rows])
 
     def operations(self, rows: int) -> tuple[Counter[str], Counter[str]]:
         """Those of a step of ours, and of mlx-lm's."""
-        found: list[Counter[str]] = []
-        sides = self.sides(rows)
-
-        def count() -> None:
-            for side in sides:
-                for _ in range(WARM_UPS):
-                    with side.restored():
-                        side()
-                with side.restored():
-                    found.append(counted(side()))
-
-        as_on_metal(count)
-        return found[0], found[1]
+        ours, stock = self.sides(rows)
+        return operations_of(ours), operations_of(stock)
 
     def measured(self, rows: int, steps: int) -> Figures:
         operations = [sum(each.values()) for each in self.operations(rows)]

@@ -122,9 +122,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(kind: str, seed: int = 0) -> Any:
+def build(kind: str, seed: int = 0, **changed: Any) -> Any:
     """A model with random weights large enough that its greedy choices are far from ties."""
-    model = random_models.build(CONFIGS[kind], seed=seed, spread=0.2)
+    model = random_models.build({**CONFIGS[kind], **changed}, seed=seed, spread=0.2)
     packing = CONFIGS[kind].get("quantization")
     if packing is not None:
         nn.quantize(model, **packing)

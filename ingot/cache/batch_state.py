@@ -199,6 +199,13 @@ class BatchState:
     def _remember(self, parts: Sequence[ForwardPart]) -> None:
         """Copy the recurrent states that rows with tentative tokens may be rewound to; or have the layers return
         them."""
+        if not any(part.tentative for part in parts):
+            for state in self._recurrent:
+                state.wanted = 0
+            for part in parts:
+                for row in part.rows:
+                    row.before = None
+            return
         earlier = self._earlier(parts)
         for state in self._recurrent:
             state.wanted = earlier

@@ -262,7 +262,7 @@ class KernelStorage(SlabStorage):
 
     @property
     def found(self) -> list[mx.array]:
-        """The slabs as kernels take them: their addresses, or a padded number of them."""
+        """What kernels find its slabs by: their addresses, or themselves."""
         return self._kernel.found(self.slabs)
 
     @contextmanager

@@ -88,11 +88,13 @@ def sample_tokens(
 
     `histories` are for penalties and `masks` for grammars; either is empty where no row has one.
     """
-    logits = logits.astype(mx.float32)
-    adjusted = apply_penalties(logits, [row.sampling for row in rows], histories)
+    samplings = [row.sampling for row in rows]
+    wanted = [sampling.logprobs for sampling in samplings if sampling.logprobs is not None]
+    given, logits = logits, logits.astype(mx.float32)
+    adjusted = apply_penalties(logits, samplings, histories)
     adjusted = apply_masks(_apply_bias(adjusted, rows), masks)
-    tokens = _choose_tokens(adjusted, rows, kernel)
-    wanted = [row.sampling.logprobs for row in rows if row.sampling.logprobs is not None]
+    # The largest logit is the same in any format, and nobody else reads the converted ones.
+    tokens = _choose_tokens(given if adjusted is logits else adjusted, rows, kernel)
     if not wanted:
         return SampledTokens(tokens)
     return score_tokens(logits, tokens, max(wanted))
@@ -117,7 +119,10 @@ def _apply_bias(logits: mx.array, rows: Sequence[SampledRow]) -> mx.array:
     indices: list[tuple[int, int]] = []
     amounts: list[float] = []
     for number, row in enumerate(rows):
-        additions = {**dict(row.sampling.logit_bias), **dict.fromkeys(row.banned, -float("inf"))}
+        bias, banned = row.sampling.logit_bias, row.banned
+        if not (bias or banned):
+            continue
+        additions = {**dict(bias), **dict.fromkeys(banned, -float("inf"))}
         indices += [(number, token) for token in additions]
         amounts += additions.values()
     if not indices:
@@ -143,10 +148,11 @@ def apply_masks(logits: mx.array, masks: Sequence[TokenMask | None]) -> mx.array
 
 def _choose_tokens(logits: mx.array, rows: Sequence[SampledRow], kernel: SampleTokens | None) -> mx.array:
     if native.available() and mx.default_device() == mx.cpu and kernel is None:
-        return native.sample_tokens(logits, [_kernel_parameters(row) for row in rows])
+        return native.sample_tokens(logits.astype(mx.float32), [_kernel_parameters(row) for row in rows])
     greedy = mx.argmax(logits, axis=-1)
     if all(row.sampling.greedy for row in rows):
         return greedy
+    logits = logits.astype(mx.float32)
     if kernel is not None:
         return kernel(logits, [_kernel_parameters(row) for row in rows])
     temperature = _column([max(row.sampling.temperature or 1.0, LOWEST_TEMPERATURE) for row in rows])

@@ -260,20 +260,19 @@ class CompiledSteps:
 
     def _inputs(self, tokens: mx.array, opened: _OpenStep) -> tuple[_StepInputs, object]:
         """The data of a step, and the key of its graph: all sizes that it depends on."""
-        assert self._angles is not None
         rows = [opened.rows(group) for group in opened.groups]
         inputs = (
             tokens,
             [opened.places(group) for group in opened.groups],
             [each.table for each in rows],
             [each.rows for each in rows],
-            [angles.of_batch(opened.mixed) for angles in self._angles],
+            opened.mixed.positions,
             [storage.token for storage in opened.storages],
             [storage.found for storage in opened.storages],
             opened.recurrent_arrays,
         )
         rooms = [each.rooms(self._cuts[group]) for group, each in zip(opened.groups, rows, strict=True)]
-        sizes = [array.size for each in inputs[1:5] for array in each]
+        sizes = [array.size for each in inputs[1:4] for array in each]
         return inputs, (tokens.size, opened.slots, opened.memory_sizes, *rooms, *sizes)
 
     def _trace(
@@ -282,7 +281,7 @@ class CompiledSteps:
         places: _Arrays,
         tables: _Arrays,
         rows: _Arrays,
-        angles: _Arrays,
+        positions: mx.array,
         after: _Arrays,
         slabs: list[_Arrays],
         states: list[_Arrays],
@@ -296,7 +295,8 @@ class CompiledSteps:
             own = opened.rows(group)
             memo["rows", group, (0,)] = own.standing_for(tables[number], rows[number])
             memo["places", group] = places[number]
-        memo.update(zip(angle_keys, angles, strict=True))
+        memo.update({key: key.at(positions) for key in angle_keys})
+        known = set(memo)
         try:
             with ExitStack() as stack:
                 for storage, token, found in zip(opened.storages, after, slabs, strict=True):
@@ -304,7 +304,7 @@ class CompiledSteps:
                 opened.put(states)
                 logits = self._run_model(tokens, opened.layers)
                 done = [storage.token for storage in opened.storages]
-            if not all(map(_is_static_key, memo.keys() - before.keys())) or _reads_by_part(opened.mixed):
+            if not all(map(_is_static_key, memo.keys() - known)) or _reads_by_part(opened.mixed):
                 raise ValueError("the model read data of a step that it had not read before")
             return logits, (done, opened.recurrent_arrays)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from bench import random_models
+from bench import host, random_models
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels.device import Device
@@ -181,6 +181,25 @@ def test_layers_that_split_batches_by_themselves_are_compiled_where_they_read_st
     steps = CompiledSteps(Counted(adapter.model))
     compare(adapter, steps, [3, 60, 30], 20)
     assert steps.refusal is None
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_step_asks_metal_for_few_operations(rows: int) -> None:
+    config = tiny.CONFIGS["kernel-packed"]
+    few, more = (
+        host.operations_of(
+            host.OurSteps(
+                host.as_compiled_there(
+                    adapt_model(tiny.build("kernel-packed", num_hidden_layers=layers), config, host.METAL)
+                ),
+                [70 + number for number in range(rows)],
+            )
+        )
+        for layers in (2, 3)
+    )
+    layer = more - few
+    assert (layer["CustomKernel"], layer["QuantizedMatmul"]) == (2, 4)
+    assert sum(layer.values()) <= 15, layer
 
 
 def test_slabs_that_kernels_take_as_they_lie_are_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,16 +149,16 @@ class KVSlabs:
 
     @contextmanager
     def standing_for(self, *found: mx.array) -> Iterator[None]:
-        """While this is open, kernels are given these: the addresses, or as many slabs as they take."""
-        own = self._addresses, self._padded
+        """While this is open, kernels are given these: the addresses, or the slabs of keys and of values."""
+        own = self.keys, self.values, self._addresses, self._padded
         if len(found) == 1:
             self._addresses = found[0]
         else:
-            self._padded = {len(found) // 2: list(found)}
+            self.keys, self.values, self._padded = found[: len(self.keys)], found[len(self.keys) :], {}
         try:
             yield
         finally:
-            self._addresses, self._padded = own
+            self.keys, self.values, self._addresses, self._padded = own
 
     def _locate(self, run: Launcher, number: int) -> mx.array:
         work = LaunchConfig((("T", self.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
@@ -220,7 +220,9 @@ ROOM_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 
 def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
     """(page, offset in the page) of each token, for `write`, padded with -1."""
-    return _pad_entries(np.array(slots, np.int32).reshape(-1, 2), padded_count(len(slots)))
+    flat = [number for slot in slots for number in slot]
+    flat += [-1] * (2 * max(4, padded_count(len(slots))) - len(flat))
+    return mx.array(np.array(flat, np.int32).reshape(-1, 2))
 
 
 def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
@@ -241,8 +243,8 @@ def _doubling_room(count: int) -> int:
 def _pad_entries(entries: np.ndarray, room: int = 0) -> mx.array:
     """Padded with -1 up to `room`, and to at least eight numbers: for fewer Metal compiles another kernel."""
     count = max(room, -(-8 // math.prod(entries.shape[1:])), len(entries))
-    filled = np.full((count, *entries.shape[1:]), -1, np.int32)  # np.pad takes tens of microseconds
-    filled[: len(entries)] = entries
+    filled = np.empty((count, *entries.shape[1:]), np.int32)  # np.pad takes tens of microseconds
+    filled[: len(entries)], filled[len(entries) :] = entries, -1
     return mx.array(filled)
 
 
@@ -280,13 +282,16 @@ class KernelRows:
         the queries of all rows concatenated."""
         counts = counts or [1] * len(lengths)
         firsts = firsts or [0] * len(lengths)
-        widths = [len(table) for table in tables]
-        queries, entries = np.cumsum([0, *counts[:-1]]), np.cumsum([0, *widths[:-1]])
         most = next((width for width in WIDTHS if max(counts) <= width), max(counts))
-        rows = np.zeros((padded_count(len(lengths)), 6), np.int32)
-        rows[: len(lengths), :5] = np.stack([lengths, firsts, queries, counts, entries], axis=1)
-        rows[:, 5] = most
-        flat, packed = np.concatenate([np.asarray(table, np.int32) for table in tables]), None
+        numbers: list[int] = []  # of few rows: numpy would take longer to add them up
+        query = entry = 0
+        for length, first, count, table in zip(lengths, firsts, counts, tables, strict=True):
+            numbers += (length, first, query, count, entry, most)
+            query, entry = query + count, entry + len(table)
+        numbers += (0, 0, 0, 0, 0, most) * (padded_count(len(lengths)) - len(lengths))
+        rows = np.array(numbers, np.int32).reshape(-1, 6)
+        pages = [np.asarray(table, np.int32) for table in tables]
+        flat, packed = pages[0] if len(pages) == 1 else np.concatenate(pages), None
         if coded and most > MOST_QUERIES:
             flat, packed = _split_coded(flat)
         spans = tuple(zip(lengths, counts, strict=True))

@@ -290,8 +290,8 @@ class PagedAttention(Launched):
         return slabs.addresses(self._run)
 
     def found(self, slabs: KVSlabs) -> list[mx.array]:
-        """The slabs as kernels take them: their addresses, or a padded number of them."""
-        return slabs.found(self._tuning.taken(len(slabs.keys)), self._run)
+        """What kernels find them by: their addresses, or themselves."""
+        return slabs.found(len(slabs.keys) if self._tuning.slabs else 0, self._run)
 
     @property
     def most_slabs(self) -> int | None:

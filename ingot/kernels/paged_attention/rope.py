@@ -104,7 +104,8 @@ def rope_angles(positions: mx.array, speeds: mx.array, gain: float = 1.0) -> mx.
     if not speeds.size:
         return mx.zeros(8)  # which nobody reads
     angles = (positions if positions.ndim == 2 else positions[:, None]).astype(mx.float32) * speeds
-    return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1) * gain
+    turned = mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
+    return turned if gain == 1 else turned * gain
 
 
 def _pack_norms(norms: Sequence[HeadRmsNorm], size: int) -> mx.array:

@@ -45,8 +45,14 @@ class JoinedLinear:
         """Multiply by another layer of the same weights from now on."""
         self.linear, self._transposed = linear, None
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether it takes states [tokens, size] alone, or would make them of others: MLX's quantised products do
+        not."""
+        return self.added is not None or type(self.linear) is not nn.QuantizedLinear
+
     def __call__(self, x: mx.array) -> mx.array:
-        """Of states [tokens, size]."""
+        """Of states [tokens, size]; of any others, unless it `needs_rows`."""
         if self._transposed is None:
             y: mx.array = self.linear(x)
         else:

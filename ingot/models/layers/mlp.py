@@ -76,8 +76,10 @@ class JoinedMLP(nn.Module):
         return next(name for name, activation in _ACTIVATIONS.items() if activation is self._activation)
 
     def __call__(self, x: mx.array) -> Any:
-        gate, up = mx.split(self.joined_gate_up(x.reshape(-1, x.shape[-1])), 2, axis=-1)
-        return self.joined_down(self._activation(gate, up)).reshape(*x.shape[:-1], -1)
+        rows = x.reshape(-1, x.shape[-1]) if self.joined_gate_up.needs_rows or self.joined_down.needs_rows else x
+        gate, up = mx.split(self.joined_gate_up(rows), 2, axis=-1)
+        y = self.joined_down(self._activation(gate, up))
+        return y if rows is x else y.reshape(*x.shape[:-1], -1)
 
 
 @partial(mx.compile, shapeless=True)
