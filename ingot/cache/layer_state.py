@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -109,6 +110,9 @@ class LayerState:
         pass
 
 
+_versions = count()
+
+
 class RecurrentState(LayerState, ArraysCache):
     """Convolution tails, SSM and gated-delta states. An ArraysCache, by which models recognise recurrent layers."""
 
@@ -119,6 +123,8 @@ class RecurrentState(LayerState, ArraysCache):
     def __init__(self, parts: int, slots: int = 1) -> None:
         LayerState.__init__(self)
         self.cache: list[mx.array | None] = [None] * parts
+        self.version = next(_versions)
+        """Another number whenever the parts may be elsewhere in memory; no other state has the same."""
         self._slots = slots
         self._written: set[int] = set()
         self.returns_earlier_states = False
@@ -130,7 +136,7 @@ class RecurrentState(LayerState, ArraysCache):
 
     def resize(self, slots: int) -> None:
         self._slots = slots
-        self.cache = [None if part is None else resize_rows(part, slots) for part in self.cache]
+        self.exchange([None if part is None else resize_rows(part, slots) for part in self.cache])
         mx.eval(self.arrays())
 
     def free(self) -> None:
@@ -171,6 +177,7 @@ class RecurrentState(LayerState, ArraysCache):
         part, rows = pad_to_length(part, rows), pad_to_length(rows, part)
         part[slots] = rows
         self.cache[index] = part
+        self.version = next(_versions)
 
     # For native kernels
 
@@ -186,8 +193,23 @@ class RecurrentState(LayerState, ArraysCache):
 
     def return_parts(self, parts: Sequence[mx.array]) -> None:
         """The parts, followed by the earlier ones, as many as `wanted`."""
-        self.cache, earlier = list(parts[: len(self.cache)]), parts[len(self.cache) :]
+        self.exchange(parts[: len(self.cache)])
+        earlier = parts[len(self.cache) :]
         self._earlier = (earlier, [slot for _, _, slot, _ in self.pieces] if earlier else [])
+
+    # For kernels of a GPU
+
+    def in_place(self, *rows: tuple[int, ...]) -> list[mx.array]:
+        """All slots' parts, of these shapes for a row, in float32, which are written in place and stay where they
+        are."""
+        if any(part is None or part.dtype != mx.float32 for part in self.cache):
+            self.return_parts(self.lend(*rows))
+        return self.arrays()
+
+    def exchange(self, parts: Sequence[mx.array | None]) -> list[mx.array | None]:
+        """Take these parts instead, and return the ones before."""
+        before, self.cache, self.version = self.cache, list(parts), next(_versions)
+        return before
 
     # For mlx-lm's models
 

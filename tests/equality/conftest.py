@@ -10,7 +10,7 @@ __all__ = ["one_path"]
 KERNELS = ("kernel", "kernel-window", "kernel-hybrid", "window", "hybrid", "moe", "mixed")
 KINDS = {
     "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed"),
-    "cuda": ("kernel-packed", "kernel-window-packed", *KERNELS),
+    "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *KERNELS),
     "metal": KERNELS,
 }
 PLACES = [(rules, kind) for rules, kinds in KINDS.items() for kind in kinds]

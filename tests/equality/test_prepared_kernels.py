@@ -66,7 +66,7 @@ def asked(turn: str) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["kernel", "kernel-packed", "kernel-window", "kernel-hybrid"])
+@pytest.mark.parametrize("kind", ["kernel", "kernel-packed", "kernel-window", "kernel-hybrid", "kernel-hybrid-packed"])
 def test_serving_launches_no_kind_that_loading_did_not_prepare(
     kind: str, launched: set[KernelKind], prepared: set[KernelKind]
 ) -> None:

@@ -171,7 +171,7 @@ def test_states_of_recurrent_layers_pass_through_steps(monkeypatch: pytest.Monke
 def test_what_reads_the_lengths_of_rows_by_itself_is_not_compiled(adapter: ModelAdapter) -> None:
     steps = CompiledSteps(ReadsOffsets(adapter.model))
     compare(adapter, steps, [3, 60], 6)
-    assert steps.refusal == "llama reads data of its rows that cannot be compiled"
+    assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
 
 
 def test_layers_that_split_batches_by_themselves_are_compiled_where_they_read_states_alone(

@@ -159,7 +159,7 @@ def test_a_mixture_whose_experts_cannot_be_fixed_is_run_plainly_and_that_is_said
     variants = ProbeVariants(model.nudged)
     found = Probe(model, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, variants=variants).run()
     assert (found.ragged, found.mixed) == (False, False) and found.rounding > 0.3
-    [note] = [note for note in model_notes(nn.Module(), None, found, None, None) if "one after another" in note]
+    [note] = [note for note in model_notes(nn.Module(), None, found, None, None, None) if "one after another" in note]
     assert "rounding alone moves this model's logits by" in note
 
 

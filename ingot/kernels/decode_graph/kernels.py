@@ -14,9 +14,12 @@ from ingot.kernels.gpu.launcher import Launcher
 SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
 _THREADS = 256
+_HEAD_WARPS = 4
 _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
+    "gate_heads": (("attended", "projected"), ("gated",)),
+    "norm_gated": (("read", "gates", "weight", "eps"), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
@@ -102,6 +105,40 @@ def gate_states(run: Launcher, both: mx.array, gate: Gate = "silu") -> mx.array:
         template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), both.dtype),)
     )
     return run(decode_kernel("gate"), [both], work)[0]
+
+
+def gate_heads(run: Launcher, attended: mx.array, projected: mx.array) -> mx.array:
+    """Attention's output [tokens, heads, size] times sigmoid(gate); in `projected` each head's gate is behind its
+    queries."""
+    tokens, heads, size = attended.shape
+    template = (("T", attended.dtype), ("HEADS", heads), ("SIZE", size), ("ROW", projected.shape[1]))
+    work = LaunchConfig(
+        (*template, ("THREADS", _THREADS)),
+        (-(-heads * size // _THREADS), tokens, 1),
+        _THREADS,
+        (OutputSpec(attended.shape, attended.dtype),),
+    )
+    return run(decode_kernel("gate_heads"), [attended, projected], work)[0]
+
+
+class GatedNorm:
+    """norm(x) * silu(gate) of each head."""
+
+    def __init__(self, norm: RmsNormWeights) -> None:
+        self._weight, self._eps = norm.weight, mx.full(8, norm.eps, mx.float32)
+        mx.eval(self._weight, self._eps)
+
+    def __call__(self, run: Launcher, read: mx.array, gates: mx.array, begin: int = 0) -> mx.array:
+        """Of states read [tokens, heads, size]; their gates are some of the numbers of each token, from `begin` on."""
+        tokens, heads, size = read.shape
+        template = (
+            *(("T", read.dtype), ("HEADS", heads), ("SIZE", size), ("GATE_ROW", gates.shape[1])),
+            *(("GATE_AT", begin), ("WARPS", _HEAD_WARPS)),
+        )
+        work = LaunchConfig(
+            template, (-(-heads // _HEAD_WARPS), tokens, 1), _HEAD_WARPS * 32, (OutputSpec(read.shape, read.dtype),)
+        )
+        return run(decode_kernel("norm_gated"), [read, gates, self._weight, self._eps], work)[0]
 
 
 def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:

@@ -19,6 +19,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher
+from ingot.kernels.paged_attention.inputs import padded_count, paged_kernel
 
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -28,17 +29,19 @@ _CONVOLVE, _ADVANCE = 128, 256
 """Threads of a group."""
 
 INPUTS = {
-    "convolve": ("x", "filter", "tails", "spans"),
-    "advance": ("convolved", "decays", "strengths", "numbers", "spans", "states"),
+    "convolve": ("x", "filter", "spans"),
+    "advance": ("convolved", "decays", "strengths", "numbers", "spans"),
 }
+STATES = {"convolve": "tails", "advance": "states"}
 OUTPUTS = {"convolve": ("convolved",), "advance": ("y", "kept")}
 
 
 @cache
-def delta_kernel(name: str) -> Kernel:
-    return Kernel(
-        "delta", name, INPUTS[name], OUTPUTS[name], read_source(SOURCE / "gates.h"), read_source(SOURCE / f"{name}.h")
-    )
+def delta_kernel(name: str, *, by_address: bool = False) -> Kernel:
+    """Over a layer's states, or with their addresses instead, in int32."""
+    header = (read_source(SOURCE / "addresses.h") if by_address else "") + read_source(SOURCE / "gates.h")
+    inputs = (*INPUTS[name], "addresses" if by_address else STATES[name])
+    return Kernel("delta", name, inputs, OUTPUTS[name], header, read_source(SOURCE / f"{name}.h"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ class DeltaShape:
     def state(self) -> tuple[int, int, int]:
         return self.value_heads, self.value_size, self.key_size
 
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """Where gates, strengths and decays begin behind the channels, where one product gives all of them."""
+        strengths = self.channels + self.value_heads * self.value_size
+        return self.channels, strengths, strengths + self.value_heads
+
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
         if self.key_size not in SIZES:
@@ -80,7 +89,8 @@ class DeltaSpans:
     """The rows of a forward pass: made once for all layers."""
 
     spans: mx.array
-    """int32 [rows, 5]: first token, how many, slot, whether nothing came before, where states are kept or -1."""
+    """int32 [rows, 5]: first token, how many, slot, whether nothing came before, where states are kept or -1. Padding
+    rows have no tokens."""
     rows: int
     kept: int
     """Tokens after which states are kept."""
@@ -94,8 +104,7 @@ class DeltaSpans:
         for (first, count, slot, start), wanted in zip(pieces, chosen, strict=True):
             numbers.append((first, count, slot, int(start == 0), kept if wanted else -1))
             kept += count * wanted
-        # No fewer than eight numbers, for which Metal would compile another kernel.
-        numbers += [(0, 0, 0, 0, -1)] * (2 - len(numbers))
+        numbers += [(0, 0, 0, 0, -1)] * (max(2, padded_count(len(numbers))) - len(numbers))
         return cls(mx.array(np.array(numbers, np.int32)), len(pieces), kept)
 
 
@@ -131,30 +140,52 @@ class DeltaKernels(Launched):
         self._advance: KernelTemplate = (("T", dtype), *sizes, *heads, ("THREADS", _ADVANCE))
 
     def convolve(self, x: mx.array, spans: DeltaSpans, tails: mx.array) -> mx.array:
-        """x [tokens, channels], filtered along each row and gated; `tails` of the rows' slots are then their last
-        tokens."""
+        """x [tokens, channels, or more behind these], in contiguous memory, filtered along each row and gated; `tails`
+        of the rows' slots are then their last tokens. These may also be addresses, as `locate_states` gives them."""
         groups = (-(-self.shape.channels // _CONVOLVE), spans.rows, 1)
-        given = [mx.contiguous(x), self._filter, tails, spans.spans]
+        template = (*self._convolve, ("X_ROW", x.shape[1]))
+        output = OutputSpec((x.shape[0], self.shape.channels), self._dtype)
         [convolved] = self._run(
-            delta_kernel("convolve"),
-            given,
-            LaunchConfig(self._convolve, groups, _CONVOLVE, (OutputSpec(x.shape, self._dtype),)),
+            delta_kernel("convolve", by_address=tails.dtype == mx.int32),
+            [x, self._filter, spans.spans, tails],
+            LaunchConfig(template, groups, _CONVOLVE, (output,)),
         )
         return convolved
 
     def advance(
-        self, convolved: mx.array, decays: mx.array, strengths: mx.array, spans: DeltaSpans, states: mx.array
+        self,
+        convolved: mx.array,
+        decays: mx.array,
+        strengths: mx.array,
+        spans: DeltaSpans,
+        states: mx.array,
+        begins: tuple[int, int] = (0, 0),
     ) -> tuple[mx.array, mx.array]:
         """What each token reads, [tokens, value heads, value size], of states that pass over all of its row's tokens up
-        to it; and the states after each token of the rows that keep them."""
+        to it; and the states after each token of the rows that keep them. `begins`: where a token's decays and
+        strengths begin, of which there may be more numbers."""
         shape, tokens = self.shape, convolved.shape[0]
         lanes = 8 if shape.key_size % 32 == 0 else 4
         groups = (-(-shape.value_size // (_ADVANCE // lanes)), shape.value_heads, spans.rows)
         kept = (spans.kept, *shape.state) if spans.kept else (1,)
         outputs = (OutputSpec((tokens, shape.value_heads, shape.value_size), self._dtype), OutputSpec(kept, mx.float32))
-        given = [convolved, mx.contiguous(decays), mx.contiguous(strengths), self._numbers, spans.spans, states]
-        y, after = self._run(delta_kernel("advance"), given, LaunchConfig(self._advance, groups, _ADVANCE, outputs))
+        template = (
+            *self._advance,
+            *(("DECAY_ROW", decays.shape[1]), ("DECAY_AT", begins[0])),
+            *(("STRENGTH_ROW", strengths.shape[1]), ("STRENGTH_AT", begins[1])),
+        )
+        y, after = self._run(
+            delta_kernel("advance", by_address=states.dtype == mx.int32),
+            [convolved, decays, strengths, self._numbers, spans.spans, states],
+            LaunchConfig(template, groups, _ADVANCE, outputs),
+        )
         return y, after
+
+
+def locate_states(run: Launcher, tails: mx.array, states: mx.array) -> mx.array:
+    """Where they are, as the kernels take it instead of them. They must stay there."""
+    work = LaunchConfig((("T", tails.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
+    return run(paged_kernel("locate"), [tails, states], work)[0]
 
 
 def delta_kernels(

@@ -15,15 +15,24 @@ from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpa
 from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
 
-class CheckedDelta(Verdicts[tuple[DeltaShape, mx.Dtype], bool]):
+class CheckedDelta(Verdicts[tuple[DeltaShape, mx.Dtype, bool], bool]):
     """The gated delta kernels of a device. Metal uses mlx-lm's."""
 
     def of(
-        self, shape: DeltaShape, dtype: mx.Dtype, *, filter: mx.array, a_log: mx.array, dt_bias: mx.array
+        self,
+        shape: DeltaShape,
+        dtype: mx.Dtype,
+        *,
+        filter: mx.array,
+        a_log: mx.array,
+        dt_bias: mx.array,
+        joint: bool = False,
     ) -> DeltaKernels | None:
-        """None where there are no right kernels for such a layer."""
+        """None where there are no right kernels for such a layer. `joint`: one product gives all that they read."""
         if self._device.kind == "metal" or not self._first_right(
-            (shape, dtype), [True], lambda _: shape.unsupported() or check_delta_kernels(self._device, shape, dtype)
+            (shape, dtype, joint),
+            [True],
+            lambda _: shape.unsupported() or check_delta_kernels(self._device, shape, dtype, joint=joint),
         ):
             return None
         return delta_kernels(self._device, shape, dtype, filter=filter, a_log=a_log, dt_bias=dt_bias)
@@ -34,20 +43,22 @@ PIECES = ((0, 1, 2, 9), (1, 19, 0, 0), (20, 3, 3, 1))
 SLOTS = 4
 
 
-def check_delta_kernels(device: Device, shape: DeltaShape, dtype: mx.Dtype) -> str | None:
+def check_delta_kernels(device: Device, shape: DeltaShape, dtype: mx.Dtype, *, joint: bool = False) -> str | None:
     """The first wrong kernel for such layers on this device; None where all are right."""
     random = np.random.default_rng(3)
     filter = _random(random, shape.channels, shape.taps, 1)
     decays = {name: _random(random, shape.value_heads) for name in ("a_log", "dt_bias")}
     return check_cases(
         device,
-        ("delta", shape, dtype),
+        ("delta", shape, dtype, joint),
         lambda: delta_kernels(device, shape, dtype, filter=filter, **decays),
-        lambda kernels: _cases(kernels, dtype, filter[..., 0], decays),
+        lambda kernels: _cases(kernels, dtype, filter[..., 0], decays, joint=joint),
     )
 
 
-def _cases(kernels: DeltaKernels, dtype: mx.Dtype, filter: mx.array, decays: dict[str, Any]) -> Iterator[Case]:
+def _cases(
+    kernels: DeltaKernels, dtype: mx.Dtype, filter: mx.array, decays: dict[str, Any], *, joint: bool
+) -> Iterator[Case]:
     shape, random, bound = kernels.shape, np.random.default_rng(4), BOUNDS[dtype]
     tokens = sum(count for _, count, _, _ in PIECES)
     x, a, b = (_random(random, tokens, size).astype(dtype) for size in (shape.channels, *[shape.value_heads] * 2))
@@ -55,8 +66,13 @@ def _cases(kernels: DeltaKernels, dtype: mx.Dtype, filter: mx.array, decays: dic
     states = _random(random, SLOTS, *shape.state) * 0.3
     before = [mx.array(np.array(part)) for part in (tails, states)]
     spans = DeltaSpans.of(PIECES, keep=[True, False, True])
-    convolved = kernels.convolve(x, spans, tails)
-    y, earlier = kernels.advance(convolved, a, b, spans, states)
+    given, begins = (x, a, b), (0, 0)
+    if joint:
+        gates, strengths, begin = shape.columns
+        whole = mx.concatenate([x, mx.full((tokens, strengths - gates), float("nan"), dtype), b, a], axis=-1)
+        given, begins = (whole, whole, whole), (begin, strengths)
+    convolved = kernels.convolve(given[0], spans, tails)
+    y, earlier = kernels.advance(convolved, *given[1:], spans, states, begins)
     mx.eval(convolved, y, earlier)
     for first, count, slot, start in PIECES:
         mine, fresh = slice(first, first + count), start == 0

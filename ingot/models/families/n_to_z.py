@@ -183,7 +183,11 @@ FAMILIES = (
         head=_QWEN_MTP,
     ),
     ModelFamily(
-        "qwen3_5", recurrences={"GatedDeltaNet": GatedDeltaSpec()}, text_only=("qwen3_5_text",), head=_QWEN_MTP
+        "qwen3_5",
+        recurrences={"GatedDeltaNet": GatedDeltaSpec()},
+        layers={"DecoderLayer": LayerSpec(recurrence="linear_attn")},
+        text_only=("qwen3_5_text",),
+        head=_QWEN_MTP,
     ),
     ModelFamily("qwen3_5_moe", text_only=("qwen3_5_moe_text",), head=_QWEN_MTP),
     # ByteDance's Seed.

@@ -14,24 +14,26 @@ import logging
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.cache.arrays import copy_array
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import BatchMasks, MixedBatch
 from ingot.cache.kv_storage import KernelStorage
+from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, ReplayStage, replay_stage
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.device import Device
+from ingot.kernels.gated_delta.kernels import DeltaSpans, locate_states
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
 from ingot.kernels.gpu.launcher import Launcher
-from ingot.kernels.lora import LoraMatrices
 from ingot.kernels.paged_attention.inputs import (
     MOST_QUERIES,
     ROOM_SIZES,
@@ -44,18 +46,21 @@ from ingot.kernels.paged_attention.inputs import (
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
-from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear
+from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear
 from ingot.models.layers.graph_layers import (
     AttentionInputs,
     AttentionPart,
+    DeltaInputs,
+    DeltaPart,
     GraphLayers,
+    LoraGraphs,
+    MixerInputs,
     UncoveredPartError,
     graph_layers_of,
-    lora_matrices_of,
 )
 from ingot.models.layers.layer_program import decoder_layers_of
+from ingot.models.layers.recurrent import delta_spans
 from ingot.models.layers.rope import RopeAngles
-from ingot.models.lora.layers import LoraMapping
 
 log = logging.getLogger("ingot.models")
 MOST_GRAPHS = 128
@@ -101,7 +106,7 @@ class _StepContext:
     first: weakref.ref[AppendState]
     windows: tuple[int | None, ...]
     dtype: mx.Dtype
-    layers: Sequence[_AttentionContext]
+    layers: Mapping[int, _AttentionContext]  # those with attention, by their numbers
     groups: Sequence[tuple[int, ...]]  # the layers of each group of pages
     kinds: Sequence[_AttentionKind]
     angles: Sequence[RopeAngles]
@@ -120,6 +125,7 @@ class _GraphStep:
     rows: Sequence[KernelRows]  # of each group of pages
     slots: Sequence[mx.array]  # likewise
     angles: Sequence[mx.array]
+    spans: mx.array | None  # of the rows of recurrent layers, if there are any
     token_loras: mx.array | None  # each token's adapter, where some have one
     lora_version: int
 
@@ -129,6 +135,8 @@ class _GraphStep:
         data = [*self.angles]
         for slots, rows in zip(self.slots, self.rows, strict=True):
             data += [slots, rows.table, rows.rows]
+        if self.spans is not None:
+            data.append(self.spans)
         return data if self.token_loras is None else [*data, self.token_loras]
 
     @property
@@ -191,6 +199,26 @@ class _SlabAddresses:
         return after
 
 
+class _StateAddresses:
+    """The buffers in which graphs find the states of recurrent layers."""
+
+    def __init__(self, layers: int) -> None:
+        self.buffers = [mx.zeros(8, mx.int32) for _ in range(layers)]
+        self._versions: list[int | None] = [None] * layers
+        mx.eval(self.buffers)
+
+    def store(
+        self, run: Launcher, parts: Sequence[DeltaPart], states: Sequence[RecurrentState], after: mx.array
+    ) -> mx.array:
+        """A token for a replay: `after`, or a later one."""
+        for number, (part, state) in enumerate(zip(parts, states, strict=True)):
+            arrays = part.states_of(state)
+            if self._versions[number] != state.version:
+                after = store_addresses(run, locate_states(run, *arrays), self.buffers[number], after)
+                self._versions[number] = state.version
+        return after
+
+
 class DecodeGraphs:
     """The layers of one model. Only the engine thread may call it."""
 
@@ -203,6 +231,9 @@ class DecodeGraphs:
         self.loras = LoraGraphs(parts.products, stage)
         self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], _SlabAddresses] = {}  # by group, and whether of coded pages
+        self._attention = [n for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, AttentionPart)]
+        self._deltas = {n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, DeltaPart)}
+        self._states = _StateAddresses(len(self._deltas))
         self._context: _StepContext | None = None
         self._opened: list[tuple[Any, Any]] = []  # the masks and states of the layers that were called
         self._trials = 0
@@ -235,7 +266,7 @@ class DecodeGraphs:
             return self._run_layers(x, masks, states)
         if self._trials < GRAPH_TRIALS or step.lora_version not in (0, self.loras.compared_version):
             return self._run_and_compare(x, masks, states, step)
-        return self._replay(x, step)
+        return self._replay(x, states, step)
 
     def _run_layers(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> mx.array:
         for layer, mask, state in zip(self.layers, masks, states, strict=True):
@@ -243,17 +274,29 @@ class DecodeGraphs:
         return x
 
     def _run_and_compare(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any], step: _GraphStep) -> mx.array:
-        """The result of the layers' own modules. The graph writes nearly the same KV to the same slots once more."""
+        """The result of the layers' own modules. The graph writes nearly the same KV to the same slots once more, and
+        advances copies of recurrent states."""
+        recurrent = [states[number] for number in self._deltas]
+        before = [[copy_array(part) for part in arrays] for arrays in self._recurrent_arrays(states)]
+        mx.eval(before)
         y = self._run_layers(x, masks, states)
+        own = [y, *(part for state in recurrent for part in state.arrays())]
+        mx.eval(own)
+        kept = [state.exchange(parts) for state, parts in zip(recurrent, before, strict=True)]
         try:
-            replayed = self._replay(x, step)
-            mx.eval(y, replayed)
+            replayed = self._replay(x, states, step)
+            mx.eval(replayed)
         except (RuntimeError, ValueError) as error:
             self._refuse(" ".join(str(error).split())[:300], step)
             return y
-        apart, largest = float(mx.abs(y - replayed).max()), float(mx.abs(y).max())
-        if not apart <= MOST_APART * max(largest, 1e-6):  # nor if one of them is no number
-            self._refuse(f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}", step)
+        finally:
+            made = [state.exchange(parts) for state, parts in zip(recurrent, kept, strict=True)]
+        for right, found in zip(own, [replayed, *(part for parts in made for part in parts)], strict=True):
+            assert found is not None
+            apart, largest = float(mx.abs(right - found).max()), float(mx.abs(right).max())
+            if not apart <= MOST_APART * max(largest, 1e-6):  # nor if one of them is no number
+                self._refuse(f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}", step)
+                break
         if step.lora_version:
             self.loras.compared_version = step.lora_version
         else:
@@ -272,7 +315,7 @@ class DecodeGraphs:
         """None where the graph does not cover the open forward batch."""
         if not self.loras.covers(x.dtype):
             return None
-        first = states[0]
+        first = states[self._attention[0]]
         mixed = first.whole if isinstance(first, AppendState) else None
         if (
             mixed is None
@@ -281,12 +324,13 @@ class DecodeGraphs:
             or mixed.has_stated_positions
             or mixed.positions.ndim != 1
             or any(part.width > MOST_QUERIES for part in mixed.parts)
-            or not all(isinstance(state, AppendState) for state in states)
-            or not all(isinstance(mask, BatchMasks | None) for mask in masks)
+            or not all(isinstance(states[number], AppendState) for number in self._attention)
+            or not all(isinstance(masks[number], BatchMasks | None) for number in self._attention)
+            or not all(isinstance(states[n], RecurrentState) and masks[n] is None for n in self._deltas)
         ):
             return None
         windows = tuple(
-            state.window if mask is None else mask.window for state, mask in zip(states, masks, strict=True)
+            states[number].window if masks[number] is None else masks[number].window for number in self._attention
         )
         context = self._context
         if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, x.dtype):
@@ -294,14 +338,15 @@ class DecodeGraphs:
         return None if context is None else self._step_of(mixed, states, context)
 
     def _find_context(
-        self, states: Sequence[AppendState], windows: tuple[int | None, ...], dtype: mx.Dtype
+        self, states: Sequence[Any], windows: tuple[int | None, ...], dtype: mx.Dtype
     ) -> _StepContext | None:
-        layers: list[_AttentionContext] = []
+        layers: dict[int, _AttentionContext] = {}
         groups: dict[int, list[int]] = {}
         kinds: dict[_AttentionKind, int] = {}
         angles: dict[RopeAngles, int] = {}
-        for number, (state, layer, window) in enumerate(zip(states, self._parts.layers, windows, strict=True)):
-            part = layer.mixer
+        for number, window in zip(self._attention, windows, strict=True):
+            state, part = states[number], self._parts.layers[number].mixer
+            assert isinstance(part, AttentionPart)
             storage = _kernel_storage_of(state, part, dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
             rope = None if storage is None else part.rope.kernel_for(storage.sizes, dtype)
@@ -310,12 +355,14 @@ class DecodeGraphs:
             groups.setdefault(state.group.number, []).append(number)
             kind = _AttentionKind([*groups].index(state.group.number), attention.split, window or 0)
             known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
-            layers.append(_AttentionContext(storage, attention, rope, *known))
-        kernel_ids = tuple(id(kernel) for layer in layers for kernel in (layer.attention, layer.rope))
+            layers[number] = _AttentionContext(storage, attention, rope, *known)
+        kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
         members = [tuple(numbers) for numbers in groups.values()]
-        return _StepContext(weakref.ref(states[0]), windows, dtype, layers, members, [*kinds], [*angles], kernel_ids)
+        return _StepContext(
+            weakref.ref(states[self._attention[0]]), windows, dtype, layers, members, [*kinds], [*angles], kernel_ids
+        )
 
-    def _step_of(self, mixed: MixedBatch, states: Sequence[AppendState], context: _StepContext) -> _GraphStep | None:
+    def _step_of(self, mixed: MixedBatch, states: Sequence[Any], context: _StepContext) -> _GraphStep | None:
         rows, slots = [], []
         for numbers in context.groups:
             state, storage = states[numbers[0]], context.layers[numbers[0]].storage
@@ -324,17 +371,23 @@ class DecodeGraphs:
             if not all(context.layers[number].storage.reads(rows[-1]) for number in numbers):
                 return None
         angles = [each.of_batch(mixed) for each in context.angles]
+        spans = delta_spans(mixed).spans if self._deltas else None
         loras = self.loras.token_loras(mixed.tokens)
-        return _GraphStep(context, mixed.tokens, rows, slots, angles, loras, self.loras.version)
+        return _GraphStep(context, mixed.tokens, rows, slots, angles, spans, loras, self.loras.version)
 
-    def _replay(self, x: mx.array, step: _GraphStep) -> mx.array:
+    def _recurrent_arrays(self, states: Sequence[Any]) -> list[list[mx.array]]:
+        return [part.states_of(states[number]) for number, part in self._deltas.items()]
+
+    def _replay(self, x: mx.array, states: Sequence[Any], step: _GraphStep) -> mx.array:
         key, context = step.key, step.context
         replay = self._replay_for(context, key)
-        storages = [layer.storage for layer in context.layers]
+        storages = [layer.storage for layer in context.layers.values()]
         before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
         for group, addresses in self._addresses_for(key):
             after = addresses.store(self._stage.run, context.storages(group), after)
+        recurrent = [states[number] for number in self._deltas]
+        after = self._states.store(self._stage.run, [*self._deltas.values()], recurrent, after)
         y, done = replay([mx.contiguous(x), *step.inputs], after)
         for storage in storages:
             storage.go_on(done)
@@ -353,7 +406,9 @@ class DecodeGraphs:
         replay_key = (context.kernel_ids, key)
         if replay_key not in self._replays:
             self.graph_count += 1
-            kernels = [(layer.attention, layer.rope) for layer in context.layers]  # held: they are known by their ids
+            kernels = [
+                (layer.attention, layer.rope) for layer in context.layers.values()
+            ]  # held: they are known by their ids
             self._replays[replay_key] = (self._stage.ready(self._capture(context, key)), kernels)
             if len(self._replays) > MOST_GRAPHS:
                 self._replays.popitem(last=False)
@@ -410,7 +465,7 @@ class DecodeGraphs:
         capture.result, _ = next(residuals)(capture, states, added)
         return capture
 
-    def _give_inputs(self, capture: GraphCapture, context: _StepContext, key: _GraphKey) -> list[AttentionInputs]:
+    def _give_inputs(self, capture: GraphCapture, context: _StepContext, key: _GraphKey) -> list[MixerInputs]:
         """Placeholders for a step's inputs (`_GraphStep.inputs`), as each layer takes them."""
         angles = [capture.give(shape, mx.float32) for shape in key.angles]
         slots, tables, rows = [], [], []
@@ -420,26 +475,31 @@ class DecodeGraphs:
             slots.append(capture.give(token_slots([(-1, 0)] * key.tokens).shape, mx.int32))
             tables.append(capture.give((table,), mx.int32))
             rows.append(capture.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32))
-        inputs = []
-        for number, layer in enumerate(context.layers):
+        inputs: dict[int, MixerInputs] = {}
+        if self._deltas:
+            spans = DeltaSpans.of([(0, 0, 0, 0)] * key.rows[0].rows)
+            spans = replace(spans, spans=capture.give(spans.spans.shape, mx.int32))
+            inputs |= {
+                number: DeltaInputs(spans, buffer)
+                for number, buffer in zip(self._deltas, self._states.buffers, strict=True)
+            }
+        for number, layer in context.layers.items():
             kind, bound = context.kinds[layer.kind], key.rows[layer.kind]
             at, coded = context.groups[kind.group].index(number), None
             if key.coded[kind.group]:
                 buffers = self._addresses_of(kind.group, of_coded=True).buffers
                 coded = layer.storage.coded_pages._replace(addresses=buffers[at])
-            inputs.append(
-                AttentionInputs(
-                    layer.attention,
-                    layer.rope,
-                    layer.storage,
-                    layer.attention.standing_for(bound, tables[kind.group], rows[kind.group]),
-                    slots[kind.group],
-                    angles[layer.angles],
-                    self._addresses_of(kind.group, of_coded=False).buffers[at],
-                    coded,
-                )
+            inputs[number] = AttentionInputs(
+                layer.attention,
+                layer.rope,
+                layer.storage,
+                layer.attention.standing_for(bound, tables[kind.group], rows[kind.group]),
+                slots[kind.group],
+                angles[layer.angles],
+                self._addresses_of(kind.group, of_coded=False).buffers[at],
+                coded,
             )
-        return inputs
+        return [inputs[number] for number in range(len(self.layers))]
 
 
 def _addresses(storage: KernelStorage) -> mx.array:
@@ -499,51 +559,3 @@ def decode_graphs_of(model: Any) -> DecodeGraphs | None:
     """The graphs that run the layers of a model, where there are any."""
     layers = decoder_layers_of(model)
     return layers[0]._stack if layers and isinstance(layers[0], GraphedLayer) else None
-
-
-class LoraGraphs:
-    """The adapters of a model whose layers multiply by these products."""
-
-    def __init__(self, products: Sequence[JoinedLinear], stage: ReplayStage) -> None:
-        self._products, self._stage = products, stage
-        self.mapping: LoraMapping | None = None
-        """Which adapters passes go through, where there are some."""
-        self.refusal: str | None = None
-        """Why such steps are not graphs."""
-        self.compared_version = 0
-        """The adapters whose graph was compared with the layers' own modules."""
-        self.captured_version = 0
-        """The adapters that there are graphs of."""
-        self._arrays: list[mx.array] = []  # which those graphs read
-
-    @property
-    def version(self) -> int:
-        """Which adapters the open pass has; 0: none."""
-        return 0 if self.mapping is None or self.mapping.opened is None else self.mapping.version
-
-    @property
-    def are_possible(self) -> bool:
-        return self.refusal is None and all(each.is_covered for each in self._matrices())
-
-    def covers(self, dtype: mx.Dtype) -> bool:
-        """Whether the open pass, in that number format, can be a graph."""
-        if not self.version:
-            return True
-        return self.are_possible and all(each.into.dtype == dtype for each in self._matrices())
-
-    def token_loras(self, tokens: int) -> mx.array | None:
-        """The number of each token's adapter, and 0 for as many more as a graph has room for."""
-        if self.mapping is None or self.mapping.opened is None:
-            return None
-        numbers = self.mapping.opened.numbers_in(self.mapping.order).view(mx.int32)
-        return mx.pad(numbers, (0, padded_count(tokens) - tokens))
-
-    def take_version(self, version: int) -> None:
-        """Capture graphs of these adapters from now on; graphs of others are not replayed any more."""
-        self._stage.forget(self._arrays)
-        self._arrays = [array for each in self._matrices() for array in (each.into, each.out)]
-        self.captured_version = version
-
-    def _matrices(self) -> list[LoraMatrices]:
-        found = map(lora_matrices_of, self._products)
-        return [each for each in found if each is not None]

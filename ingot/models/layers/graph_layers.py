@@ -14,10 +14,19 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.kv_storage import KernelStorage
-from ingot.kernels.decode_graph.capture import GraphCapture
-from ingot.kernels.decode_graph.kernels import ResidualNorm, RmsNormWeights, add_bias, gate_states
+from ingot.cache.layer_state import RecurrentState
+from ingot.kernels.decode_graph.capture import GraphCapture, ReplayStage
+from ingot.kernels.decode_graph.kernels import (
+    GatedNorm,
+    ResidualNorm,
+    RmsNormWeights,
+    add_bias,
+    gate_heads,
+    gate_states,
+)
+from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaSpans
 from ingot.kernels.lora import LoraMatrices, add_lora_products
-from ingot.kernels.paged_attention.inputs import KernelRows
+from ingot.kernels.paged_attention.inputs import KernelRows, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages
@@ -28,7 +37,9 @@ from ingot.models.layers.layer_program import LayerProgram, decoder_layers_of, l
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.modules import own_class
 from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.recurrent import KernelGatedDelta
 from ingot.models.layers.rope import KernelRope
+from ingot.models.lora.layers import LoraMapping
 
 
 class UncoveredPartError(Exception):
@@ -51,6 +62,18 @@ class AttentionInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeltaInputs:
+    """What a gated delta layer of a graph reads and writes besides hidden states."""
+
+    spans: DeltaSpans
+    addresses: mx.array
+    """A buffer with the addresses of its tails and states."""
+
+
+MixerInputs = AttentionInputs | DeltaInputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
     """Norms of queries and keys, RoPE, attention over pages, and the projections around them."""
 
@@ -62,7 +85,7 @@ class AttentionPart:
 
     @classmethod
     def of(cls, module: Any) -> AttentionPart:
-        if not isinstance(module, MixedAttention) or module._spec.gated or not module.is_plain_around_attention:
+        if not isinstance(module, MixedAttention) or not module.is_plain_around_attention:
             raise UncoveredPartError(f"attention by {own_class(module).__name__}")
         if module.kernel_rope is None:
             raise UncoveredPartError("the norms or rotary positions of queries and keys")
@@ -78,19 +101,60 @@ class AttentionPart:
     @property
     def head_size(self) -> int:
         outputs: int = self.qkv.linear.weight.shape[0]
-        return outputs // (self.module._heads + 2 * self.module._kv_heads)
+        return outputs // (self.module._heads * (2 if self.module._spec.gated else 1) + 2 * self.module._kv_heads)
 
     def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: AttentionInputs, token: mx.array, loras: mx.array | None
+        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs, token: mx.array, loras: mx.array | None
     ) -> tuple[mx.array, mx.array]:
         """What is added to the hidden states, of normed ones; and a token for the next access to pages."""
+        assert isinstance(inputs, AttentionInputs)
         slabs = inputs.storage.slabs
         projected = multiply_with_lora(capture, self.qkv, states, loras)
         with slabs.standing_for(inputs.addresses):
             rope, attention = inputs.rope.by(capture), inputs.attention.by(capture)
             queries, token = rope(projected, inputs.angles, inputs.slots, slabs, token)
             attended = attention.attend(queries, inputs.rows, slabs, token, inputs.coded)
+        if self.module._spec.gated:
+            attended = gate_heads(capture, attended, projected)
         flat = capture.shaped(attended, (states.shape[0], attended.size // states.shape[0]))
+        return multiply_with_lora(capture, self.out, flat, loras), token
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaPart:
+    """A gated delta net and the projections around it."""
+
+    kernels: DeltaKernels
+    norm: GatedNorm
+    joint: JoinedLinear
+    out: JoinedLinear
+
+    @classmethod
+    def of(cls, module: Any) -> DeltaPart:
+        if not isinstance(module, KernelGatedDelta):
+            raise UncoveredPartError(f"recurrences of {own_class(module).__name__}")
+        norm = GatedNorm(RmsNormWeights(module.norm.weight, float(module.norm.eps)))
+        return cls(module._kernels, norm, _covered_product(module.joined_in), _covered_product(module.joined_out))
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.joint, self.out
+
+    def states_of(self, state: RecurrentState) -> list[mx.array]:
+        """A layer's tails and states, which are written in place."""
+        return state.in_place(self.kernels.shape.tail, self.kernels.shape.state)
+
+    def capture(
+        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs, token: mx.array, loras: mx.array | None
+    ) -> tuple[mx.array, mx.array]:
+        """What is added to the hidden states, of normed ones; pages are not accessed."""
+        assert isinstance(inputs, DeltaInputs)
+        joint, kernels = multiply_with_lora(capture, self.joint, states, loras), self.kernels.by(capture)
+        gates, strengths, decays = kernels.shape.columns
+        convolved = kernels.convolve(joint, inputs.spans, inputs.addresses)
+        read, _ = kernels.advance(convolved, joint, joint, inputs.spans, inputs.addresses, (decays, strengths))
+        gated = self.norm(capture, read, joint, gates)
+        flat = capture.shaped(gated, (states.shape[0], gated.size // states.shape[0]))
         return multiply_with_lora(capture, self.out, flat, loras), token
 
 
@@ -134,7 +198,7 @@ class MlpPart:
 class GraphLayer:
     """The parts of a layer."""
 
-    mixer: AttentionPart
+    mixer: AttentionPart | DeltaPart
     mlp: MlpPart
 
     @property
@@ -166,9 +230,15 @@ def graph_layers_of(model: Any) -> GraphLayers:
         programs.append(program)
     if not programs:
         raise UncoveredPartError("layers of this model, which are not where others have theirs")
-    layers = [GraphLayer(AttentionPart.of(program.mixer), MlpPart.of(program.mlp)) for program in programs]
+    layers = [GraphLayer(_mixer_part(program), MlpPart.of(program.mlp)) for program in programs]
+    if not any(isinstance(layer.mixer, AttentionPart) for layer in layers):
+        raise UncoveredPartError("layers without attention")
     size = layers[0].mlp.down.linear.weight.shape[0]
     return GraphLayers(layers, _residual_norms(programs), size)
+
+
+def _mixer_part(program: LayerProgram) -> AttentionPart | DeltaPart:
+    return DeltaPart.of(program.mixer) if program.is_recurrent else AttentionPart.of(program.mixer)
 
 
 def _residual_norms(programs: Sequence[LayerProgram]) -> list[ResidualNorm]:
@@ -224,3 +294,51 @@ def multiply_with_lora(
 
 def lora_matrices_of(product: JoinedLinear) -> LoraMatrices | None:
     return None if product.added is None else product.added.matrices
+
+
+class LoraGraphs:
+    """The adapters of a model whose layers multiply by these products."""
+
+    def __init__(self, products: Sequence[JoinedLinear], stage: ReplayStage) -> None:
+        self._products, self._stage = products, stage
+        self.mapping: LoraMapping | None = None
+        """Which adapters passes go through, where there are some."""
+        self.refusal: str | None = None
+        """Why such steps are not graphs."""
+        self.compared_version = 0
+        """The adapters whose graph was compared with the layers' own modules."""
+        self.captured_version = 0
+        """The adapters that there are graphs of."""
+        self._arrays: list[mx.array] = []  # which those graphs read
+
+    @property
+    def version(self) -> int:
+        """Which adapters the open pass has; 0: none."""
+        return 0 if self.mapping is None or self.mapping.opened is None else self.mapping.version
+
+    @property
+    def are_possible(self) -> bool:
+        return self.refusal is None and all(each.is_covered for each in self._matrices())
+
+    def covers(self, dtype: mx.Dtype) -> bool:
+        """Whether the open pass, in that number format, can be a graph."""
+        if not self.version:
+            return True
+        return self.are_possible and all(each.into.dtype == dtype for each in self._matrices())
+
+    def token_loras(self, tokens: int) -> mx.array | None:
+        """The number of each token's adapter, and 0 for as many more as a graph has room for."""
+        if self.mapping is None or self.mapping.opened is None:
+            return None
+        numbers = self.mapping.opened.numbers_in(self.mapping.order).view(mx.int32)
+        return mx.pad(numbers, (0, padded_count(tokens) - tokens))
+
+    def take_version(self, version: int) -> None:
+        """Capture graphs of these adapters from now on; graphs of others are not replayed any more."""
+        self._stage.forget(self._arrays)
+        self._arrays = [array for each in self._matrices() for array in (each.into, each.out)]
+        self.captured_version = version
+
+    def _matrices(self) -> list[LoraMatrices]:
+        found = map(lora_matrices_of, self._products)
+        return [each for each in found if each is not None]

@@ -16,13 +16,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.forward_batch import TokenSpan
+from ingot.cache.forward_batch import ForwardBatch, MixedBatch, TokenSpan
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.cpu import native
 from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpans
 from ingot.kernels.gated_delta.selfcheck import CheckedDelta
 from ingot.models.families.description import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from ingot.models.families.registry import recurrence_spec_of
+from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
 from ingot.models.layers.modules import extend, native_weights_of, swap_each
 from ingot.models.lora.layers import LoraMapping
 
@@ -190,46 +191,57 @@ def _conv_tail_shape(convolution: Any) -> tuple[int, int]:
     return taps - 1, channels
 
 
-DeltaProjections = tuple[mx.array, mx.array, mx.array, mx.array]
+DELTA_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
 
 class KernelGatedDelta(_StatefulMixer):
     """Computes what the gated delta net that it extends computes, by kernels of a GPU."""
 
     _kernels: DeltaKernels
-    _joint: bool
+    joined_in: JoinedLinear | None  # the projections of `DELTA_PROJECTIONS`, in this order
+    joined_out: JoinedLinear | None
 
     def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
-        heads, size, _ = self._kernels.shape.state
-        channels, z, strengths, decays = (self._project_jointly if self._joint else self._project)(x)
-        read = self._advance(channels, strengths, decays, state)
-        gated: mx.array = self.norm(read.reshape(*x.shape[:2], heads, size), z.reshape(*x.shape[:2], heads, size))
-        projected: mx.array = self.out_proj(gated.reshape(*x.shape[:2], -1))
-        return projected
+        flat = x.reshape(-1, x.shape[-1])
+        read, z = self._advance_jointly(flat, state) if self.joined_in is not None else self._advance(flat, state)
+        gated: mx.array = self.norm(read, z.reshape(read.shape))
+        project = self.out_proj if self.joined_out is None else self.joined_out
+        projected: mx.array = project(gated.reshape(flat.shape[0], -1))
+        return projected.reshape(x.shape)
 
-    def _advance(self, channels: mx.array, strengths: mx.array, decays: mx.array, state: RecurrentState) -> mx.array:
-        """What all tokens read of their sequences' states, which are advanced."""
-        shape, spans = self._kernels.shape, _delta_spans(state)
-        channels, strengths, decays = (part.flatten(0, 1) for part in (channels, strengths, decays))
-        tails, states = state.lend(shape.tail, shape.state)
+    def _advance_jointly(self, x: mx.array, state: RecurrentState) -> tuple[mx.array, mx.array]:
+        """What all tokens read of their sequences' states, which are advanced; and their gates."""
+        assert self.joined_in is not None
+        shape, joint = self._kernels.shape, self.joined_in(x)
+        gates, strengths, decays = shape.columns
+        spans, (tails, states) = delta_spans(state.opened), state.in_place(shape.tail, shape.state)
+        convolved = self._kernels.convolve(joint, spans, tails)
+        read, _ = self._kernels.advance(convolved, joint, joint, spans, states, (decays, strengths))
+        return read, joint[:, gates:strengths]
+
+    def _advance(self, x: mx.array, state: RecurrentState) -> tuple[mx.array, mx.array]:
+        """The same of separate projections."""
+        shape = self._kernels.shape
+        channels, z, strengths, decays = (
+            mx.contiguous(part.reshape(x.shape[0], -1)) for part in self._project(x[None])
+        )
+        spans, (tails, states) = delta_spans(state.opened), state.in_place(shape.tail, shape.state)
         convolved = self._kernels.convolve(channels, spans, tails)
-        read, _ = self._kernels.advance(convolved, decays, strengths, spans, states)
-        state.return_parts([tails, states])
-        return read
+        return self._kernels.advance(convolved, decays, strengths, spans, states)[0], z
 
-    def _project(self, x: mx.array) -> DeltaProjections:
-        return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
-
-    def _project_jointly(self, x: mx.array) -> DeltaProjections:
+    def _project(self, x: mx.array) -> tuple[mx.array, ...]:
+        """Queries, keys and values; gates of the output; strengths; decays."""
+        if DELTA_PROJECTIONS[0] in self:
+            return tuple(self[name](x) for name in DELTA_PROJECTIONS)
         q, k, v, z, b, a = self.fix_query_key_value_ordering(self.in_proj_qkvz(x), self.in_proj_ba(x))
         return mx.concatenate([part.reshape(*x.shape[:2], -1) for part in (q, k, v)], axis=-1), z, b, a
 
 
-def _delta_spans(state: RecurrentState) -> DeltaSpans:
-    memo = state.opened.memo
-    if "delta" not in memo:
-        memo["delta"] = DeltaSpans.of(state.pieces)
-    spans: DeltaSpans = memo["delta"]
+def delta_spans(opened: ForwardBatch | MixedBatch) -> DeltaSpans:
+    """The rows of a forward pass, the same for all layers."""
+    if "delta" not in opened.memo:
+        opened.memo["delta"] = DeltaSpans.of(opened.pieces)
+    spans: DeltaSpans = opened.memo["delta"]
     return spans
 
 
@@ -238,16 +250,20 @@ def kernel_gated_delta(module: Any, kernels: CheckedDelta) -> KernelGatedDelta |
     spec = recurrence_spec_of(module)
     if not isinstance(spec, GatedDeltaSpec):
         return None
-    conv = module.conv1d.weight
+    conv, joined = module.conv1d.weight, None
+    if not spec.joint:
+        joined = join_linears(*(module[name] for name in DELTA_PROJECTIONS), names=DELTA_PROJECTIONS)
     found = kernels.of(
         DeltaShape(module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim, conv.shape[1]),
         conv.dtype,
         filter=conv,
         a_log=module.A_log,
         dt_bias=module.dt_bias,
+        joint=joined is not None,
     )
     if found is None:
         return None
     replacement: KernelGatedDelta = extend(module, KernelGatedDelta, "Kernel")
-    replacement._kernels, replacement._joint = found, spec.joint
+    replacement._kernels, replacement.joined_in = found, joined
+    replacement.joined_out = None if joined is None else join_linears(module.out_proj, names=["out_proj"])
     return replacement

@@ -6,7 +6,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from ingot.kernels.decode_graph.kernels import Gate, ResidualNorm, RmsNormWeights, add_bias, gate_states
+from ingot.kernels.decode_graph.kernels import (
+    Gate,
+    GatedNorm,
+    ResidualNorm,
+    RmsNormWeights,
+    add_bias,
+    gate_heads,
+    gate_states,
+)
 from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged_attention.memory import BOUNDS, emulated
 
@@ -80,6 +88,24 @@ def test_gates_are_those_of_plain_operations(gate: Gate, dtype: mx.Dtype) -> Non
     curve = {"silu": nn.silu, "gelu_tanh": nn.gelu_approx, "gelu": nn.gelu}[gate]
     wanted = curve(both[:, :300]) * both[:, 300:]
     assert off(gate_states(Emulator(), both, gate), wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [16, 48, 128])
+def test_what_heads_read_is_normed_and_gated(size: int, dtype: mx.Dtype) -> None:
+    read, projected = drawn(3, 5, size, dtype=dtype), drawn(3, 7 + 5 * size + 4, dtype=dtype, seed=1)
+    weight = drawn(size, dtype=dtype, seed=2)
+    found = GatedNorm(RmsNormWeights(weight, 1e-5))(Emulator(seed=3), read, projected, 7)
+    gates = projected[:, 7 : 7 + 5 * size].reshape(read.shape).astype(mx.float32)
+    wanted = (nn.silu(gates) * mx.fast.rms_norm(read, weight, 1e-5).astype(mx.float32)).astype(dtype)
+    assert off(found, wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_is_gated_by_what_is_behind_each_heads_queries(dtype: mx.Dtype) -> None:
+    attended, projected = drawn(3, 5, 24, dtype=dtype), drawn(3, 5 * 48 + 2 * 48, dtype=dtype, seed=1)
+    gates = projected[:, : 5 * 48].reshape(3, 5, 2, 24)[:, :, 1]
+    assert off(gate_heads(Emulator(), attended, projected), attended * mx.sigmoid(gates)) < BOUNDS[dtype]
 
 
 def test_biases_are_added() -> None:

@@ -20,8 +20,9 @@ WEIGHTS = {"filter": mx.zeros((160, 4, 1)), "a_log": mx.zeros(2), "dt_bias": mx.
 
 @emulated
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
-    assert check_delta_kernels(GPU, SHAPE, dtype) is None
+@pytest.mark.parametrize("joint", [False, True])
+def test_kernels_that_are_right_pass(joint: bool, dtype: mx.Dtype) -> None:
+    assert check_delta_kernels(GPU, SHAPE, dtype, joint=joint) is None
 
 
 @emulated
@@ -34,6 +35,7 @@ def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
         ("advance", "state[i] *= decay;", "", "advance differs"),
         ("advance", "held && !fresh", "held", "advance differs"),
         ("advance", "keep + begin + t", "keep + begin", "advance returns other states"),
+        ("advance", "token * DECAY_ROW", "token * VALUE_HEADS + 1", "advance differs"),
         ("advance", "step < LANES", "step < 2", "advance differs"),
         ("advance", "strength;", "strengthh;", "does not run: a kernel does not compile"),
     ],

@@ -12,7 +12,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.decode_graph.kernels import ResidualNorm, RmsNormWeights, gate_states, post_inputs
+from ingot.kernels.decode_graph.kernels import (
+    GatedNorm,
+    ResidualNorm,
+    RmsNormWeights,
+    gate_heads,
+    gate_states,
+    post_inputs,
+)
 from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
 from ingot.kernels.dense_matmul.kernels import DenseProduct
 from ingot.kernels.device import Device
@@ -90,7 +97,10 @@ def delta(dtype: mx.Dtype) -> dict[str, KernelKind]:
     kernels, spans = DeltaKernels(run, shape, dtype, **weights), DeltaSpans.of([(0, 1, 0, 0)])
     convolved = kernels.convolve(mx.zeros((1, shape.channels), dtype), spans, mx.zeros((1, *shape.tail)))
     kernels.advance(convolved, mx.zeros((1, 4), dtype), mx.zeros((1, 4), dtype), spans, mx.zeros((1, *shape.state)))
-    return {kind.kernel.name: kind for kind in run.kinds}
+    found = {kind.kernel.name: kind for kind in run.kinds}
+    addresses, joint = mx.zeros(8, mx.int32), mx.zeros((1, shape.columns[2] + 4), dtype)
+    kernels.advance(kernels.convolve(joint, spans, addresses), joint, joint, spans, addresses, shape.columns[:2])
+    return found | {f"{kind.kernel.name} by address": kind for kind in run.kinds if "addresses" in kind.kernel.inputs}
 
 
 def packed(dtype: mx.Dtype, packing: PackedFormat, outputs: int, rows: int) -> dict[str, KernelKind]:
@@ -145,7 +155,7 @@ def test_matrix_units_take_halves() -> None:
 
 
 @only_cuda
-@pytest.mark.parametrize("name", ["convolve", "advance"])
+@pytest.mark.parametrize("name", ["convolve", "advance", "convolve by address", "advance by address"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
 def test_the_gated_delta_rule_compiles_and_keeps_its_states_in_registers(dtype: mx.Dtype, name: str) -> None:
     assert " 0 bytes spill stores" in assembled(delta(dtype)[name])
@@ -195,6 +205,10 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
         residual(run, states, states)
     for gate in ("silu", "gelu_tanh", "gelu"):
         gate_states(run, states, gate)
+    GatedNorm(RmsNormWeights(mx.zeros(128, dtype), 1e-6))(
+        run, states.reshape(2, 32, 128), mx.zeros((2, 9000), dtype), 9
+    )
+    gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
     return [*run.kinds]
 

@@ -18,7 +18,10 @@ from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.forward_batch import ForwardPart, Row
+from ingot.cache.records import restore_row, take_record
 from ingot.kernels.decode_graph import capture
+from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model
@@ -58,6 +61,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 2.0,
         "residual_multiplier": 0.5,
     },
+    "qwen3_5_text": {**tiny.CONFIGS["kernel-hybrid"], "num_hidden_layers": 3, "full_attention_interval": 2},
     "llama-window": {
         "model_type": "llama",
         "layer_types": ["sliding_attention", "full_attention"],
@@ -157,6 +161,40 @@ def test_layers_of_other_families_are_graphs_too(kind: str, monkeypatch: pytest.
         found.append(steps)
         assert counting.calls == (0 if plainly else 4)
     assert apart(*found) < 2**-5
+
+
+def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows make the states' arrays grow, and a row that is taken over from the cache is put into them."""
+    adapter, found = shared("qwen3_5_text"), []
+    stack = stacked(adapter)
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refusal", "for comparison")
+        session = Session(adapter, [70])
+        steps = [session.run([9], [ForwardPart(tuple(session.rows), 1)])]
+        session.rows.append(session.states.new())
+        restore_row(session.states, session.rows[1], [take_record(session.states, session.rows[0], 0)], 71)
+        session.rows.append(session.states.new())
+        steps.append(session.run([9, 9, 8], [ForwardPart(tuple(session.rows), 1)]))
+        assert mx.array_equal(steps[1][0], steps[1][1]), "both had the same tokens"
+        steps.append(session.run([7, 6], [ForwardPart((session.rows[2], session.rows[0]), 1)]))
+        found.append(steps)
+    assert apart(*found) < 2**-5
+
+
+@pytest.mark.parametrize("part", ["conv", "state"])
+def test_a_graph_that_leaves_other_recurrent_states_is_not_used(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = {
+        "conv": ("tail[(size_t)tap * CHANNELS] = seen[tap + 1];", "tail[(size_t)tap * CHANNELS] = seen[tap];"),
+        "state": ("store_four((DEVICE float4*)(states + slot * ALL", "store_four((DEVICE float4*)(states + 0 * ALL"),
+    }[part]
+
+    def broken(self: Emulator, text: KernelText) -> KernelText:
+        return text._replace(body=text.body.replace(old, new)) if "addresses" in text.inputs else text
+
+    monkeypatch.setattr(Emulator, "rewritten", broken)
+    refusal = stacked(adapted("qwen3_5_text")).refusal
+    assert refusal is not None and refusal.startswith("they differ by")
 
 
 def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +346,7 @@ def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch
     [
         ("kernel", "products of Linear in float32"),
         ("kernel-window", "products of Linear in float32"),
-        ("kernel-hybrid", "layers of DecoderLayer"),
+        ("kernel-hybrid", "products of Linear in float32"),
         ("moe", "layers of Qwen3MoeDecoderLayer"),
     ],
 )
