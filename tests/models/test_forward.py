@@ -53,6 +53,7 @@ def attend(
 
 def convolve(self: DeltaKernels, x: mx.array, spans: DeltaSpans, tails: mx.array) -> mx.array:
     """`tails` are written in place, as the kernel does, where they can be."""
+    x = x[:, : self.shape.channels]
     slots, new = spans.spans[: spans.rows, 2], x[: spans.rows] + tails[spans.spans[: spans.rows, 2], -1] * 0.5
     tails[slots] = mx.broadcast_to(new[:, None], (spans.rows, *tails.shape[1:]))
     return x + new.mean()
@@ -65,8 +66,10 @@ def advance(
     strengths: mx.array,
     spans: DeltaSpans,
     states: mx.array,
+    begins: tuple[int, int] = (0, 0),
 ) -> tuple[mx.array, mx.array]:
     heads, size, _ = self.shape.state
+    decays = decays[:, begins[0] : begins[0] + heads]
     slots = spans.spans[: spans.rows, 2]
     new = states[slots] * 0.5 + decays[: spans.rows, :, None, None] * 0.1
     states[slots] = new
