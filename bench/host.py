@@ -36,9 +36,8 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from bench.random_models import build
+from bench.family_shapes import FAMILIES, random_model
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.kv_storage import KernelStorage, SlabStorage
@@ -55,134 +54,6 @@ from ingot.models.forward import CompiledSteps
 from ingot.upstream import import_upstream
 
 METAL = Device("metal", "Metal, pretended", 1 << 34)
-_BASE = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-_EXPERTS = {
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-_DELTA = {
-    "model_type": "qwen3_5_text",
-    "num_hidden_layers": 8,
-    "full_attention_interval": 4,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64,
-    "linear_conv_kernel_dim": 4,
-    "partial_rotary_factor": 0.25,
-    "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 8192,
-    "llama_4_scaling_beta": 0.1,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "num_hidden_layers": 8},
-    "mistral": {"model_type": "ministral3", "num_hidden_layers": 8, "rope_parameters": _YARN},
-    "qwen3": {"model_type": "qwen3", "num_hidden_layers": 8},
-    "qwen3-moe": {"model_type": "qwen3_moe", "num_hidden_layers": 6, **_EXPERTS},
-    "gpt-oss": {
-        "model_type": "gpt_oss",
-        "num_hidden_layers": 6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 4,
-        "sliding_window": 128,
-        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
-    },
-    "gemma3": {
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 12,
-        "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": 64,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "gemma4-e4b": {
-        "model_type": "gemma4_text",
-        "num_hidden_layers": 12,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "num_kv_shared_layers": 5,
-        "vocab_size_per_layer_input": 512,
-        "hidden_size_per_layer_input": 64,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-        "use_double_wide_mlp": False,
-        "tie_word_embeddings": True,
-    },
-    "nemotron-h": {
-        "model_type": "nemotron_h",
-        "num_hidden_layers": 13,
-        "hybrid_override_pattern": "M-M-M*-M-M-M-",
-        "layer_norm_epsilon": 1e-5,
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 64,
-        "mamba_proj_bias": False,
-        "ssm_state_size": 128,
-        "conv_kernel": 4,
-        "n_groups": 2,
-        "use_bias": False,
-        "use_conv_bias": True,
-    },
-    "lfm2": {
-        "model_type": "lfm2",
-        "num_hidden_layers": 8,
-        "norm_eps": 1e-5,
-        "conv_bias": False,
-        "conv_L_cache": 3,
-        "block_dim": 128,
-        "block_multiple_of": 64,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": True,
-        "block_ff_dim": 256,
-        "full_attn_idxs": [2, 5, 7],
-    },
-    "qwen3.5": _DELTA,
-    "qwen3.5-moe": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 64},
-    "glm4.7-flash": {
-        "model_type": "glm4_moe_lite",
-        "num_hidden_layers": 6,
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 64,
-        "n_shared_experts": 1,
-        "n_routed_experts": 16,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 512,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": 192,
-        "v_head_dim": 256,
-        "rope_scaling": None,
-    },
-}
-"""Shapes as `config.json` has them."""
 LENGTHS: dict[int, tuple[int, ...]] = {1: (700,), 8: tuple(600 + 37 * number for number in range(8))}
 """The tokens of each row, by the number of rows."""
 WARM_UPS = 3
@@ -211,21 +82,6 @@ class Figures:
     @property
     def time(self) -> float:
         return self.ours.microseconds / self.stock.microseconds
-
-
-def random_model(family: str) -> tuple[dict[str, Any], Any]:
-    """The config, and a model with random weights of 4 bits."""
-    config = {**_BASE, **FAMILIES[family]}
-    model = build(config, dtype=mx.bfloat16)
-    chosen: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or (lambda path, module: True)
-
-    def packed(path: str, module: Any) -> Any:
-        fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0
-        return chosen(path, module) if fits else False
-
-    nn.quantize(model, group_size=64, bits=4, class_predicate=packed)
-    mx.eval(model.parameters())
-    return config, model
 
 
 # Metal, as far as asking for operations goes

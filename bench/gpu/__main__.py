@@ -2,6 +2,8 @@
 
 python -m bench.gpu                         everything; a table of figures, goals and ratios to mlx-lm's
 python -m bench.gpu --only checks,attention
+python -m bench.gpu --families              the families that people run, in 4 bits, next to mlx-lm
+python -m bench.gpu --families gemma3,qwen3.5
 python -m bench.gpu --quick                 fewer tokens and streams
 INGOT_AS=cuda python -m bench.gpu --tiny    on a CPU, to see that it works: its figures say nothing
 
@@ -19,9 +21,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.children import hear
+from bench.family_shapes import FAMILIES
 from bench.gpu.goals import DIFFERING, Figure, row, table
 from bench.gpu.scale import FULL, QUICK, TINY, Scale
 
@@ -44,11 +48,16 @@ SECTIONS = {
     "long": Section("serving:long", 55),
 }
 
+FAMILY, FAMILY_LIMIT_S = "family/", 120
+"""Begins a section of one family, which may take so long."""
 FIGURE = "figure: "
 """Begins a line of a section's output that is one; a library may say something, too."""
 
 
 def work_of(name: str) -> Callable[[Scale], Iterator[Figure]]:
+    if name.startswith(FAMILY):
+        serving = importlib.import_module("bench.gpu.serving")
+        return partial(serving.family, name.removeprefix(FAMILY))
     module, function = SECTIONS[name].work.split(":")
     found: Callable[[Scale], Iterator[Figure]] = getattr(importlib.import_module(f"bench.gpu.{module}"), function)
     return found
@@ -57,7 +66,8 @@ def work_of(name: str) -> Callable[[Scale], Iterator[Figure]]:
 def run(name: str, scale: str) -> tuple[list[Figure], str | None]:
     """The figures that a section came to, and why there are no more. One that is told again, with what was measured
     beside it, takes the earlier one's place."""
-    section, figures = SECTIONS[name], dict[str, Figure]()
+    section = Section("serving:family", FAMILY_LIMIT_S) if name.startswith(FAMILY) else SECTIONS[name]
+    figures = dict[str, Figure]()
     command = [sys.executable, "-m", "bench.gpu", "--child", name, *([scale] if scale else [])]
 
     def told(line: str) -> None:
@@ -78,7 +88,8 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"{FIGURE}{json.dumps(asdict(figure))}", flush=True)
         return 0
     figures, failed = [], {}
-    for name in chosen.only or SECTIONS:
+    families = [FAMILY + each for each in chosen.families or ()]
+    for name in chosen.only or families or SECTIONS:
         began = time.monotonic()
         found, wrong = run(name, flag)
         figures += found
@@ -103,10 +114,17 @@ def _write(file: Path, figures: Sequence[Figure], failed: Mapping[str, str]) -> 
 def _parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("bench.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", type=_sections, help=f"of {', '.join(SECTIONS)}, separated by commas")
+    parser.add_argument(
+        "--families",
+        type=_families,
+        nargs="?",
+        const=[*FAMILIES],
+        help="families: all, or some of these, separated by commas",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer tokens and streams")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a CPU with INGOT_AS=cuda or metal")
     parser.add_argument("--json", type=Path, help="where to write all figures")
-    parser.add_argument("--child", choices=tuple(SECTIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
 
@@ -115,6 +133,14 @@ def _sections(text: str) -> list[str]:
     for name in asked:
         if name not in SECTIONS:
             raise argparse.ArgumentTypeError(f"there is no section {name!r}")
+    return asked
+
+
+def _families(text: str) -> list[str]:
+    asked = text.split(",")
+    for name in asked:
+        if name not in FAMILIES:
+            raise argparse.ArgumentTypeError(f"there is no family {name!r}; choose from {', '.join(FAMILIES)}")
     return asked
 
 

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import engine as bench_engine
+from bench.family_shapes import REAL, family_config, random_model
 from bench.gpu import stock
 from bench.gpu.goals import Figure
 from bench.gpu.scale import Scale
@@ -23,40 +24,65 @@ WARM = 8
 """Tokens of an answer before what is measured."""
 
 
+class Subject(NamedTuple):
+    """A model of random weights."""
+
+    name: str
+    config: dict[str, Any]
+    make: Callable[[], Any]
+
+
 def dense(scale: Scale) -> Iterator[Figure]:
-    return _served("8B bf16", scale.dense, scale, scale.streams, host=True)
+    return _served(_subject("8B bf16", scale.dense), scale, scale.streams, host=True)
 
 
 def packed(scale: Scale) -> Iterator[Figure]:
     """mlx-lm's beside it is one stream behind one token: what MLX multiplies prompts of packed models by, it compiles
     when they first come, for half a minute."""
-    return _served("8B 4-bit", scale.dense, scale, scale.streams[:2], bits=4)
+    return _served(_subject("8B 4-bit", scale.dense, bits=4), scale, scale.streams[:2], stock_streams=1, stock_prompt=1)
 
 
 def hybrid(scale: Scale) -> Iterator[Figure]:
-    return _served("hybrid 9B bf16", scale.hybrid, scale, scale.streams[:2])
+    return _served(_subject("hybrid 9B bf16", scale.hybrid), scale, scale.streams[:2])
+
+
+def family(name: str, scale: Scale) -> Iterator[Figure]:
+    """One of `family_shapes`, with weights of 4 bits."""
+    real = not scale.tiny
+    config = family_config(name, {}, REAL[name] if real else {})
+    subject = Subject(f"{name} 4-bit", config, lambda: random_model(name, real=real)[1])
+    return _served(subject, scale, scale.streams[:2], stock_streams=1, stock_prompt=scale.prompt)
+
+
+def _subject(name: str, config: dict[str, Any], bits: int = 0) -> Subject:
+    return Subject(name, config, lambda: built(config, bits))
 
 
 def _served(
-    name: str, config: dict[str, Any], scale: Scale, streams: tuple[int, ...], *, bits: int = 0, host: bool = False
+    subject: Subject,
+    scale: Scale,
+    streams: tuple[int, ...],
+    *,
+    stock_streams: int | None = None,
+    stock_prompt: int | None = None,
+    host: bool = False,
 ) -> Iterator[Figure]:
-    """Ours first, each figure when it is there; then those that mlx-lm has one beside, once more with that."""
+    """Ours first, each figure when it is there; then those that mlx-lm has one beside, once more with that: of the
+    first so many numbers of streams, and of prompts of so many tokens."""
     ours: dict[str, Figure] = {}
-    for key, figure in _ours(name, config, scale, streams, bits, host):
+    for key, figure in _ours(subject, scale, streams, host):
         ours[key] = figure
         yield figure
-    model, vocab = built(config, bits), config["vocab_size"] - 1
-    for key, theirs in stock.measured(
-        model, scale, vocab, streams[:1] if bits else streams, 1 if bits else scale.prompt
-    ):
+    model, vocab = subject.make(), subject.config["vocab_size"] - 1
+    prompt = stock_prompt or scale.prompt
+    for key, theirs in stock.measured(model, scale, vocab, streams[:stock_streams], prompt):
         if key in ours:
             yield replace(ours[key], beside=theirs)
 
 
-def _ours(
-    name: str, config: dict[str, Any], scale: Scale, streams: tuple[int, ...], bits: int, host: bool
-) -> Iterator[tuple[str, Figure]]:
+def _ours(subject: Subject, scale: Scale, streams: tuple[int, ...], host: bool) -> Iterator[tuple[str, Figure]]:
     """Figures, by what mlx-lm's are called."""
+    name, config = subject.name, subject.config
     steps: list[Figure] = []
 
     def look(adapter: Any) -> None:
@@ -65,7 +91,7 @@ def _ours(
             steps.append(Figure(f"{name}, host time of a step of {scale.streams[-1]}", spent, "ms"))
             steps.append(Figure(f"{name}, whole step of {scale.streams[-1]}", whole, "ms"))
 
-    engine = _started(name, config, scale, 8192, bits, look)
+    engine = _started(subject, scale, 8192, look)
     prefill = 0.0
     try:
         yield from ((step.name, step) for step in steps)
@@ -82,25 +108,24 @@ def _ours(
 
 
 def _started(
-    name: str,
-    config: dict[str, Any],
-    scale: Scale,
-    context: int,
-    bits: int = 0,
-    look: Callable[[Any], None] = lambda adapter: None,
+    subject: Subject, scale: Scale, context: int, look: Callable[[Any], None] = lambda adapter: None
 ) -> Engine:
     """An engine; how long it took is said, as what nobody sees is not mended."""
     began = time.monotonic()
     made = [began]
 
     def make() -> Any:
-        model = built(config, bits)
+        model = subject.make()
         made[0] = time.monotonic()
         return model
 
-    engine = bench_engine.started(name, config, make, memory_gb=scale.memory_gb, context=context, look=look)
-    ended = time.monotonic()
+    engine = bench_engine.started(
+        subject.name, subject.config, make, memory_gb=scale.memory_gb, context=context, look=look
+    )
+    ended, name = time.monotonic(), subject.name
     print(f"{name}: weights made in {made[0] - began:.1f} s, loaded in {ended - made[0]:.1f} s", file=sys.stderr)
+    for note in engine.card.notes:
+        print(f"{name}: {note}", file=sys.stderr)
     return engine
 
 
@@ -150,7 +175,7 @@ def step_times(adapter: Any, count: int, prompt: int) -> tuple[float, float]:
 def long(scale: Scale) -> Iterator[Figure]:
     """A long prompt beside short ones: how soon they are answered, and what all of them take."""
     config, peak = scale.dense, [0]
-    engine = _started("8B bf16", config, scale, 2 * scale.long)
+    engine = _started(_subject("8B bf16", config), scale, 2 * scale.long)
     try:
         first = _first_token(engine, config["vocab_size"] - 1, scale)
         yield Figure("first token of 64 beside a prompt of 32K", first, "ms")

@@ -48,6 +48,13 @@ def test_a_section_finds_figures(name: str) -> None:
 
 
 @emulated
+def test_a_family_is_measured_beside_mlx_lm() -> None:
+    found = {figure.name: figure for figure in gpu.work_of("family/gemma3")(TINY)}
+    assert [*found] == [f"gemma3 4-bit, {what}" for what in ("1 stream", "2 unequal streams", "prefill")]
+    assert found["gemma3 4-bit, 1 stream"].beside is not None
+
+
+@emulated
 def test_ours_are_told_before_mlx_lms_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Figure] = []
     measured = stock.measured

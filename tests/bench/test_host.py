@@ -8,7 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from bench.host import FAMILIES, as_on_metal, main
+from bench.family_shapes import FAMILIES
+from bench.host import as_on_metal, main
 from ingot.kernels.gpu.emulator import Emulator
 
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,241 @@
+"""The shapes of model families that people run, narrow or in real sizes, and models of random weights in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from bench.random_models import build
+
+_BASE = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+_EXPERTS = {
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_DELTA = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 8,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 8192,
+    "llama_4_scaling_beta": 0.1,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "num_hidden_layers": 8},
+    "mistral": {"model_type": "ministral3", "num_hidden_layers": 8, "rope_parameters": _YARN},
+    "qwen3": {"model_type": "qwen3", "num_hidden_layers": 8},
+    "qwen3-moe": {"model_type": "qwen3_moe", "num_hidden_layers": 6, **_EXPERTS},
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "gemma3": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 12,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    },
+    "gemma4-e4b": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 12,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 5,
+        "hidden_size_per_layer_input": 64,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "use_double_wide_mlp": False,
+        "tie_word_embeddings": True,
+    },
+    "nemotron-h": {
+        "model_type": "nemotron_h",
+        "num_hidden_layers": 13,
+        "hybrid_override_pattern": "M-M-M*-M-M-M-",
+        "layer_norm_epsilon": 1e-5,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 64,
+        "mamba_proj_bias": False,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
+    "lfm2": {
+        "model_type": "lfm2",
+        "num_hidden_layers": 8,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_multiple_of": 64,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "full_attn_idxs": [2, 5, 7],
+    },
+    "qwen3.5": _DELTA,
+    "qwen3.5-moe": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 64},
+    "glm4.7-flash": {
+        "model_type": "glm4_moe_lite",
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "n_routed_experts": 16,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "rope_scaling": None,
+    },
+}
+"""Narrow shapes with few layers, but layers of each kind in their real proportion, as `config.json` has them."""
+WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "vocab_size": 4096}
+"""What makes a narrow shape large enough for arithmetic to matter."""
+
+
+def _sized(vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, size: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": size,
+    }
+
+
+_DELTA_SIZES = {
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+REAL: dict[str, dict[str, Any]] = {
+    "llama": _sized(128256, 4096, 14336, 32, 32, 8, 128),
+    "mistral": _sized(131072, 5120, 32768, 40, 32, 8, 128),
+    "qwen3": _sized(151936, 4096, 12288, 36, 32, 8, 128),
+    "qwen3-moe": {
+        **_sized(151936, 2048, 6144, 48, 32, 4, 128),
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "gpt-oss": {
+        **_sized(201088, 2880, 2880, 24, 64, 8, 64),
+        "num_local_experts": 32,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+    },
+    "gemma3": {
+        **_sized(262208, 3840, 15360, 48, 16, 8, 256),
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 1024,
+    },
+    "gemma4-e4b": {
+        **_sized(262144, 2560, 10240, 42, 8, 2, 256),
+        "num_kv_shared_layers": 18,
+        "hidden_size_per_layer_input": 256,
+    },
+    "nemotron-h": {
+        **_sized(131072, 4480, 15680, 56, 40, 8, 128),
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 80,
+        "n_groups": 8,
+    },
+    "lfm2": {**_sized(65536, 2048, 10752, 30, 32, 8, 64), "full_attn_idxs": [2, 5, 9, 13, 17, 21, 25, 28]},
+    "qwen3.5": {**_sized(248320, 4096, 12288, 32, 16, 4, 256), **_DELTA_SIZES},
+    "qwen3.5-moe": {
+        **_sized(248320, 2048, 6144, 40, 16, 2, 256),
+        **_DELTA_SIZES,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    "glm4.7-flash": {
+        **_sized(154880, 2048, 10240, 47, 20, 20, 256),
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 768,
+    },
+}
+"""What makes them as large as the models that people run."""
+
+
+def family_config(family: str, changes: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
+    """The config of a family: `changes` to what families have in common, and `real` to what is its own."""
+    config = {**_BASE, **changes, **FAMILIES[family], **real}
+    config["vocab_size_per_layer_input"] = config["vocab_size"]
+    return config | {"block_dim": config["hidden_size"], "block_ff_dim": config["intermediate_size"]}
+
+
+def random_model(
+    family: str,
+    dtype: mx.Dtype = mx.bfloat16,
+    *,
+    changes: dict[str, Any] | None = None,
+    real: bool = False,
+    bits: int = 4,
+) -> tuple[dict[str, Any], Any]:
+    """The config of a family, and a model with random weights of so many bits; 0: as they are."""
+    config = family_config(family, changes or {}, REAL[family] if real else {})
+    model = build(config, dtype=dtype)
+    if not bits:
+        return config, model
+    chosen: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or (lambda path, module: True)
+
+    def packed(path: str, module: Any) -> Any:
+        fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0
+        return chosen(path, module) if fits else False
+
+    nn.quantize(model, group_size=64, bits=bits, class_predicate=packed)
+    mx.eval(model.parameters())
+    return config, model
