@@ -194,6 +194,18 @@ def test_layers_of_other_families_are_graphs_too(kind: str, monkeypatch: pytest.
     assert apart(*found) < 2**-5
 
 
+def test_a_window_in_one_of_several_kv_splits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, found = shared("gemma3"), []
+    stack = stacked(adapter)
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refusal", "for comparison")
+        session = Session(adapter, [530, 3])
+        found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(2)])
+    assert apart(*found) < 2**-5
+    assert max(bound.splits for _, key in stack._replays for bound in key.rows) == 2
+
+
 def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows make the states' arrays grow, and a row that is taken over from the cache is put into them."""
     adapter, found = shared("qwen3_5_text"), []
