@@ -84,6 +84,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 70,
     },
+    "olmo2": {"model_type": "olmo2"},
+    "olmo3": {
+        "model_type": "olmo3",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 70,
+        "rope_scaling": None,
+    },
     "phi3": {"model_type": "phi3", "hidden_size": 64},
 }
 """Layers of other families, whose windows are a few tokens longer than a page."""
