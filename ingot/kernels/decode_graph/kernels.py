@@ -15,10 +15,12 @@ SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
 _THREADS = 256
 _HEAD_WARPS = 4
+_JOINT_WARPS = 16
 _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
     "gate_heads": (("attended", "projected"), ("gated",)),
+    "norm_joint": (("projected", "weights", "eps"), ("normed",)),
     "norm_gated": (("read", "gates", "weight", "eps"), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
@@ -119,6 +121,28 @@ def gate_heads(run: Launcher, attended: mx.array, projected: mx.array) -> mx.arr
         (OutputSpec(attended.shape, attended.dtype),),
     )
     return run(decode_kernel("gate_heads"), [attended, projected], work)[0]
+
+
+class JointNorm:
+    """Norms of all queries of a token, and of all its keys, in a joint projection."""
+
+    def __init__(self, queries: RmsNormWeights, keys: RmsNormWeights) -> None:
+        self._sizes = queries.weight.size, keys.weight.size
+        self._weights = mx.concatenate([queries.weight, keys.weight])
+        self._eps = mx.array([queries.eps, keys.eps, *[0.0] * 6], mx.float32)
+        mx.eval(self._weights, self._eps)
+
+    def __call__(self, run: Launcher, projected: mx.array) -> mx.array:
+        """Queries, keys and values [tokens, ...], one behind another, with the former normed."""
+        tokens, size = projected.shape
+        queries, keys = self._sizes
+        template = (
+            *(("T", projected.dtype), ("QUERIES", queries), ("KEYS", keys), ("VALUES", size - queries - keys)),
+            ("WARPS", _JOINT_WARPS),
+        )
+        output = OutputSpec(projected.shape, projected.dtype)
+        work = LaunchConfig(template, (3, tokens, 1), _JOINT_WARPS * 32, (output,))
+        return run(decode_kernel("norm_joint"), [projected, self._weights, self._eps], work)[0]
 
 
 class GatedNorm:

@@ -207,12 +207,23 @@ class MixedAttention(nn.Module):
     def _project_jointly(self, inputs: AttentionInputs, mixed: MixedBatch) -> tuple[mx.array, tuple[int, int]]:
         """Queries, keys and values [tokens, ...] concatenated, and the sizes of heads of keys and values."""
         if self.joined_qkv is None:
-            parts = self._project(inputs)
-            keys, values = (part.shape[-1] // self._kv_heads for part in parts[1:])
-            return mx.concatenate(list(parts), axis=-1)[0], (keys, values)
+            queries, *parts = self._project(inputs)
+            if self._spec.joint_head_norms:
+                queries, parts[0] = self._norm_heads(queries, parts[0])
+            keys, values = (part.shape[-1] // self._kv_heads for part in parts)
+            return mx.concatenate([queries, *parts], axis=-1)[0], (keys, values)
         joint = self.joined_qkv(inputs.x.reshape(mixed.tokens, -1))
+        if self._spec.joint_head_norms:
+            joint = self._norm_jointly(joint)
         heads = self._heads * (2 if self._spec.gated else 1) + 2 * self._kv_heads
         return joint, (joint.shape[-1] // heads,) * 2
+
+    def _norm_jointly(self, joint: mx.array) -> mx.array:
+        """Queries, keys and values [tokens, ...] one behind another, the former normed as one each."""
+        size = joint.shape[-1] // (self._heads + 2 * self._kv_heads)
+        ends = [self._heads * size, (self._heads + self._kv_heads) * size]
+        queries, keys, values = mx.split(joint, ends, axis=-1)
+        return mx.concatenate([*self._norm_heads(queries, keys), values], axis=-1)
 
     def _gate(self, projected: mx.array, size: int, mixed: MixedBatch) -> mx.array | None:
         if not self._spec.gated:

@@ -124,8 +124,9 @@ def _norms_of(module: MixedAttention) -> list[nn.Module]:
 
 
 def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
-    spec, norms = module._spec, _norms_of(module)
-    if spec.joint_head_norms or not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
+    spec = module._spec
+    norms = [] if spec.joint_head_norms else _norms_of(module)  # those that span all heads come before the kernel
+    if not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
         return None
     factors: list[HeadRmsNorm] = [(norm_factor(norm), float(norm.eps)) for norm in norms]
     return kernel_ropes.rope_for(

@@ -77,16 +77,18 @@ MOST_APART = 0.05
 """The largest difference allowed, as a share of the largest number."""
 
 
-class _AttentionKind(NamedTuple):
+class AttentionKind(NamedTuple):
     """Attention of layers whose pages are the same and are split alike."""
 
     group: int  # its number among the page groups of the context
     split: int
     window: int
 
-    def most_splits(self, splits: int, most: int) -> int:
-        """KV splits of rows whose unwindowed attention takes `splits`."""
-        return min(splits, 1 << (-(-(self.window + most) // self.split)).bit_length()) if self.window else splits
+    def bounded(self, splits: int, most: int) -> int:
+        """KV splits enough for `most` queries of a row that has so many without a window: how the window happens to lie
+        in them is data of a step."""
+        spanned = -(-(self.window + most - 2) // self.split) + 1
+        return min(splits, 1 << (spanned - 1).bit_length()) if self.window else splits
 
 
 class _AttentionContext(NamedTuple):
@@ -108,7 +110,7 @@ class _StepContext:
     dtype: mx.Dtype
     layers: Mapping[int, _AttentionContext]  # those with attention, by their numbers
     groups: Sequence[tuple[int, ...]]  # the layers of each group of pages
-    kinds: Sequence[_AttentionKind]
+    kinds: Sequence[AttentionKind]
     angles: Sequence[RopeAngles]
     kernel_ids: tuple[int, ...]  # of attention and ropes
 
@@ -145,7 +147,7 @@ class _GraphStep:
         return _GraphKey(
             tokens,
             tuple(
-                RowBounds(padded_count(len(rows.spans)), rows.most, rows.splits(kind.split, kind.window))
+                RowBounds(padded_count(len(rows.spans)), rows.most, kind.bounded(rows.splits(kind.split, 0), rows.most))
                 for kind in kinds
                 for rows in (self.rows[kind.group],)
             ),
@@ -342,7 +344,7 @@ class DecodeGraphs:
     ) -> _StepContext | None:
         layers: dict[int, _AttentionContext] = {}
         groups: dict[int, list[int]] = {}
-        kinds: dict[_AttentionKind, int] = {}
+        kinds: dict[AttentionKind, int] = {}
         angles: dict[RopeAngles, int] = {}
         for number, window in zip(self._attention, windows, strict=True):
             state, part = states[number], self._parts.layers[number].mixer
@@ -353,7 +355,7 @@ class DecodeGraphs:
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)
-            kind = _AttentionKind([*groups].index(state.group.number), attention.split, window or 0)
+            kind = AttentionKind([*groups].index(state.group.number), attention.split, window or 0)
             known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
             layers[number] = _AttentionContext(storage, attention, rope, *known)
         kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
@@ -438,7 +440,7 @@ class DecodeGraphs:
         keys = [
             usual.resized(
                 tokens,
-                tuple(RowBounds(rows, most, kind.most_splits(splits, most)) for kind in self._context.kinds),
+                tuple(RowBounds(rows, most, kind.bounded(splits, most)) for kind in self._context.kinds),
             )
             for splits in AHEAD_SPLITS
             for tokens, rows, most in (*singles, *drafts)

@@ -82,9 +82,14 @@ def joined_linears_of(model: nn.Module) -> list[JoinedLinear]:
 
 
 def join_linears(*layers: nn.Module, names: Sequence[str] = ()) -> JoinedLinear | None:
-    """None where they are not alike: of other kinds, or quantised otherwise. `names`: see `JoinedLinear`."""
+    """None where they cannot be joined. `names`: see `JoinedLinear`."""
+    return JoinedLinear(layers, names) if can_join_linears(*layers) else None
+
+
+def can_join_linears(*layers: nn.Module) -> bool:
+    """Whether they are alike: of one kind, and quantised in one way."""
     kinds = {_linear_kind(layer) for layer in layers}
-    return JoinedLinear(layers, names) if len(kinds) == 1 and None not in kinds else None
+    return len(kinds) == 1 and None not in kinds
 
 
 def _linear_kind(layer: nn.Module) -> tuple[object, ...] | None:

@@ -18,6 +18,7 @@ from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, ReplayStage
 from ingot.kernels.decode_graph.kernels import (
     GatedNorm,
+    JointNorm,
     ResidualNorm,
     RmsNormWeights,
     add_bias,
@@ -80,6 +81,7 @@ class AttentionPart:
     module: MixedAttention
     rope: KernelRope
     paged: PagedKernelAttention
+    norm: JointNorm | None  # of all heads of a token as one
     qkv: JoinedLinear
     out: JoinedLinear
 
@@ -92,7 +94,7 @@ class AttentionPart:
         if module.paged_attention is None:
             raise UncoveredPartError("attention over pages")
         qkv, out = _covered_product(module.joined_qkv), _covered_product(module.joined_out)
-        return cls(module, module.kernel_rope, module.paged_attention, qkv, out)
+        return cls(module, module.kernel_rope, module.paged_attention, _joint_norm(module), qkv, out)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -110,6 +112,8 @@ class AttentionPart:
         assert isinstance(inputs, AttentionInputs)
         slabs = inputs.storage.slabs
         projected = multiply_with_lora(capture, self.qkv, states, loras)
+        if self.norm is not None:
+            projected = self.norm(capture, projected)
         with slabs.standing_for(inputs.addresses):
             rope, attention = inputs.rope.by(capture), inputs.attention.by(capture)
             queries, token = rope(projected, inputs.angles, inputs.slots, slabs, token)
@@ -235,6 +239,14 @@ def graph_layers_of(model: Any) -> GraphLayers:
         raise UncoveredPartError("layers without attention")
     size = layers[0].mlp.down.linear.weight.shape[0]
     return GraphLayers(layers, _residual_norms(programs), size)
+
+
+def _joint_norm(module: MixedAttention) -> JointNorm | None:
+    if not module._spec.joint_head_norms or module._spec.norms is None or module._spec.norms[0] not in module:
+        return None
+    queries, keys = (_norm_weights(module[name]) for name in module._spec.norms)
+    assert queries is not None and keys is not None
+    return JointNorm(queries, keys)
 
 
 def _mixer_part(program: LayerProgram) -> AttentionPart | DeltaPart:

@@ -23,7 +23,7 @@ from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpa
 from ingot.kernels.gated_delta.selfcheck import CheckedDelta
 from ingot.models.families.description import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from ingot.models.families.registry import recurrence_spec_of
-from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
+from ingot.models.layers.gpu_linear import JoinedLinear, can_join_linears, join_linears
 from ingot.models.layers.modules import extend, native_weights_of, swap_each
 from ingot.models.lora.layers import LoraMapping
 
@@ -250,20 +250,22 @@ def kernel_gated_delta(module: Any, kernels: CheckedDelta) -> KernelGatedDelta |
     spec = recurrence_spec_of(module)
     if not isinstance(spec, GatedDeltaSpec):
         return None
-    conv, joined = module.conv1d.weight, None
-    if not spec.joint:
-        joined = join_linears(*(module[name] for name in DELTA_PROJECTIONS), names=DELTA_PROJECTIONS)
+    conv = module.conv1d.weight
+    projections = [] if spec.joint else [module[name] for name in DELTA_PROJECTIONS]
     found = kernels.of(
         DeltaShape(module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim, conv.shape[1]),
         conv.dtype,
         filter=conv,
         a_log=module.A_log,
         dt_bias=module.dt_bias,
-        joint=joined is not None,
+        joint=can_join_linears(*projections),
     )
     if found is None:
         return None
     replacement: KernelGatedDelta = extend(module, KernelGatedDelta, "Kernel")
-    replacement._kernels, replacement.joined_in = found, joined
-    replacement.joined_out = None if joined is None else join_linears(module.out_proj, names=["out_proj"])
+    replacement._kernels = found
+    replacement.joined_in = replacement.joined_out = None
+    if projections:
+        replacement.joined_in = join_linears(*projections, names=DELTA_PROJECTIONS)
+        replacement.joined_out = join_linears(module.out_proj, names=["out_proj"])
     return replacement

@@ -9,6 +9,7 @@ import pytest
 from ingot.kernels.decode_graph.kernels import (
     Gate,
     GatedNorm,
+    JointNorm,
     ResidualNorm,
     RmsNormWeights,
     add_bias,
@@ -99,6 +100,17 @@ def test_what_heads_read_is_normed_and_gated(size: int, dtype: mx.Dtype) -> None
     gates = projected[:, 7 : 7 + 5 * size].reshape(read.shape).astype(mx.float32)
     wanted = (nn.silu(gates) * mx.fast.rms_norm(read, weight, 1e-5).astype(mx.float32)).astype(dtype)
     assert off(found, wanted) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_queries_are_normed_as_one_and_so_are_keys(dtype: mx.Dtype) -> None:
+    projected, weights = drawn(3, 600 + 2 * 96, dtype=dtype), drawn(696, dtype=dtype, seed=1)
+    norm = JointNorm(RmsNormWeights(weights[:600], 1e-5), RmsNormWeights(weights[600:], 0.5))
+    queries, keys, values = mx.split(projected, [600, 696], axis=-1)
+    wanted = [mx.fast.rms_norm(queries, weights[:600], 1e-5), mx.fast.rms_norm(keys, weights[600:], 0.5), values]
+    found = norm(Emulator(seed=3), projected)
+    assert off(found, mx.concatenate(wanted, axis=-1)) < BOUNDS[dtype]
+    assert mx.array_equal(found[:, 696:], values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -14,6 +14,7 @@ import pytest
 
 from ingot.kernels.decode_graph.kernels import (
     GatedNorm,
+    JointNorm,
     ResidualNorm,
     RmsNormWeights,
     gate_heads,
@@ -208,6 +209,7 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     GatedNorm(RmsNormWeights(mx.zeros(128, dtype), 1e-6))(
         run, states.reshape(2, 32, 128), mx.zeros((2, 9000), dtype), 9
     )
+    JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
     return [*run.kinds]

@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench import random_models
 from ingot.cache import footprint
@@ -22,12 +24,12 @@ from ingot.cache.records import restore_row, take_record
 from ingot.kernels.decode_graph import capture
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
-from ingot.kernels.paged_attention.inputs import MOST_QUERIES
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES, WIDTHS, KernelRows
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.layers import decode_graph
-from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
+from ingot.models.layers.decode_graph import AttentionKind, DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
@@ -62,10 +64,32 @@ KINDS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
     },
     "qwen3_5_text": {**tiny.CONFIGS["kernel-hybrid"], "num_hidden_layers": 3, "full_attention_interval": 2},
+    # As checkpoints hold them, whose vision towers are left out.
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {**tiny.CONFIGS["kernel-hybrid"], "num_hidden_layers": 2, "full_attention_interval": 2},
+    },
+    "gemma3": {
+        "model_type": "gemma3",
+        "text_config": {
+            **tiny.CONFIGS["kernel"],
+            "model_type": "gemma3_text",
+            **_GEMMA,
+            "num_hidden_layers": 2,
+            "sliding_window_pattern": 2,
+        },
+    },
     "llama-window": {
         "model_type": "llama",
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 70,
+    },
+    "olmo2": {"model_type": "olmo2"},
+    "olmo3": {
+        "model_type": "olmo3",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 70,
+        "rope_scaling": None,
     },
     "phi3": {"model_type": "phi3", "hidden_size": 64},
 }
@@ -143,6 +167,20 @@ def apart(found: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
     return max(float(mx.abs(a - b).max()) for a, b in zip(found, wanted, strict=True)) / largest
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.sampled_from(WIDTHS)), min_size=1, max_size=4),
+    st.sampled_from([64, 512, 1024]),
+    st.sampled_from([1, 12, 512, 1024, 1500]),
+)
+def test_a_graph_has_kv_splits_for_a_window_wherever_it_lies(
+    rows: list[tuple[int, int]], split: int, window: int
+) -> None:
+    lengths, counts = [before + count for before, count in rows], [count for _, count in rows]
+    made = KernelRows.of([[0]] * len(rows), lengths, counts=counts)
+    bounded = AttentionKind(0, split, window).bounded(made.splits(split, 0), made.most)
+    assert made.splits(split, window) <= bounded <= made.splits(split, 0)
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_other_families_are_graphs_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +199,18 @@ def test_layers_of_other_families_are_graphs_too(kind: str, monkeypatch: pytest.
         found.append(steps)
         assert counting.calls == (0 if plainly else 4)
     assert apart(*found) < 2**-5
+
+
+def test_a_window_in_one_of_several_kv_splits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, found = shared("gemma3"), []
+    stack = stacked(adapter)
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refusal", "for comparison")
+        session = Session(adapter, [530, 3])
+        found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(2)])
+    assert apart(*found) < 2**-5
+    assert max(bound.splits for _, key in stack._replays for bound in key.rows) == 2
 
 
 def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
