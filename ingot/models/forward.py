@@ -162,8 +162,9 @@ def can_compile_steps(device: Device) -> bool:
 class CompiledSteps:
     """Of one model. Only the engine thread may call it."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, *, with_recurrent: bool = True) -> None:
+        """Steps of models `with_recurrent` layers are compiled only if it says so."""
+        self.model, self._with_recurrent = model, with_recurrent
         self._angles: tuple[RopeAngles, ...] | None = None  # which the model reads; None: it did not run yet
         self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # how it cuts rows of each group
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _AfterStep]]] = OrderedDict()
@@ -177,7 +178,7 @@ class CompiledSteps:
     def __call__(self, tokens: mx.array, cache: Sequence[LayerState]) -> mx.array:
         """The model's logits of tokens [1, tokens]."""
         opened = None if self.refusal is not None else _open_decode_step(cache)
-        if opened is None:
+        if opened is None or (opened.recurrent and not self._with_recurrent):
             return self._run_model(tokens, cache)
         if self._angles is None:
             logits = self._run_model(tokens, cache)
@@ -317,17 +318,25 @@ def _open_decode_step(layers: Sequence[LayerState]) -> _OpenStep | None:
     """None where the open batch is not one token a row with all KV in the kernels' pages; and for so many rows that
     quantised weights are dequantised for them, into scratch memory that layers share: its contents are no data of a
     step."""
-    mixed, flat = layers[0].whole, flatten_states(layers)
+    mixed = layers[0].whole
     if mixed is None or len(mixed.parts) != 1 or mixed.has_stated_positions or mixed.tokens > FEW_ROWS:
         return None
-    states = [state for state in flat if isinstance(state, AppendState)]
-    recurrent = tuple(state for state in flat if isinstance(state, RecurrentState))
-    storages = tuple(state.storage for state in states if isinstance(state.storage, KernelStorage))
-    if mixed.parts[0].width != 1 or len(storages) != len(states) or len(states) + len(recurrent) != len(flat):
+    [part] = mixed.parts
+    groups: dict[int, AppendState] = {}
+    storages: list[KernelStorage] = []
+    recurrent: list[RecurrentState] = []
+    for state in flatten_states(layers):
+        if isinstance(state, AppendState) and isinstance(state.storage, KernelStorage):
+            groups.setdefault(state.group.number, state)
+            storages.append(state.storage)
+        elif isinstance(state, RecurrentState) and _has_all_parts(state):
+            recurrent.append(state)
+        else:
+            return None
+    # A row that begins has states that are recognised as missing.
+    if part.width != 1 or (recurrent and not all(part.starts)):
         return None
-    if recurrent and not (all(mixed.parts[0].starts) and all(map(_has_all_parts, recurrent))):
-        return None
-    return _OpenStep(layers, mixed, {state.group.number: state for state in reversed(states)}, storages, recurrent)
+    return _OpenStep(layers, mixed, groups, tuple(storages), tuple(recurrent))
 
 
 def _has_all_parts(state: RecurrentState) -> bool:

@@ -160,6 +160,13 @@ def test_states_of_recurrent_layers_pass_through_steps(monkeypatch: pytest.Monke
     assert counted.calls < 2 + 12, "prompts, and not every step"
 
 
+def test_recurrent_layers_are_compiled_only_where_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted(monkeypatch, tiny.CONFIGS["kernel-hybrid"])
+    steps = CompiledSteps(adapter.model, with_recurrent=False)
+    compare(adapter, steps, [3, 60], 6)
+    assert steps.refusal is None and steps.graph_count == 0
+
+
 def test_what_has_a_layer_that_splits_batches_by_itself_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(monkeypatch, {**tiny.CONFIGS["mixed"], "head_dim": 16})
     steps = CompiledSteps(adapter.model)
