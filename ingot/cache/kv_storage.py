@@ -237,10 +237,10 @@ class KernelStorage(SlabStorage):
 
     def rows(self, tables: Sequence[PageTable], lengths: Sequence[int], counts: Sequence[int]) -> KernelRows:
         """Rows of such lengths, whose last `counts` tokens attend. Made once for all layers of a group."""
-        encoded = [self._group.numbered(table) for table in tables]
-        firsts = [table.first for table in tables]
+        encoded = self._group.numbered(tables)
+        widths, firsts = [len(table.numbers) for table in tables], [table.first for table in tables]
         coded = any(table.coded for table in tables)
-        return KernelRows.of(encoded, lengths, firsts=firsts, counts=counts, coded=coded)
+        return KernelRows.of([encoded], lengths, firsts=firsts, counts=counts, coded=coded, widths=widths)
 
     # For compiled and captured steps, in which the token and the slabs, or their addresses, are inputs.
 

@@ -360,12 +360,16 @@ class PageGroup(PagePool[KVStorage]):
         numbers: np.ndarray[Any, np.dtype[np.int32]] = np.frombuffer(pages, np.int32)
         return numbers if self.pages.forms is None else np.frombuffer(self.pages.forms.raw_of, np.int32)[numbers]
 
-    def numbered(self, table: PageTable) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """A row's pages as the GPU kernels take them: coded ones as -1 and less."""
-        raw = self.encoded[self.raw_slots(table.numbers)]
-        if self.coded is None or not table.coded:
-            return raw
-        return np.concatenate([~self.coded.encoded[self._row_coded_slots(table)], raw[table.coded :]])
+    def numbered(self, tables: Sequence[PageTable]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Rows' pages as the GPU kernels take them, row by row: coded ones as -1 and less."""
+        raw = self.encoded[self.raw_slots(b"".join(table.numbers for table in tables))]
+        if self.coded is not None:
+            begin = 0
+            for table in tables:
+                if table.coded:
+                    raw[begin : begin + table.coded] = ~self.coded.encoded[self._row_coded_slots(table)]
+                begin += len(table.numbers)
+        return raw
 
     def _row_coded_slots(self, table: PageTable) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The slots of the pages that a row reads coded."""

@@ -332,7 +332,8 @@ def adapt_model(
         (*notes, *model_notes(model, selection, found, kernels, stack, uncovered)),
         rounded,
         kernels,
-        CompiledSteps(model) if compiles else None,
+        # On CUDA, hybrids' compiled steps were never measured, nor whether batches then change a row's answers.
+        CompiledSteps(model, with_recurrent=device.kind == "metal") if compiles else None,
         tower=tower,
         deepstack=deepstack,
         loras=LoadedLoras(model, device, main_dtype(model)),

@@ -49,7 +49,7 @@ from ingot.upstream import caches
 VisualContext = tuple[VisualInputs, DeepStack | None]
 """The image features of a pass, and the layers behind which some of them are added."""
 log = logging.getLogger("ingot.models")
-MOST_COMPILED_STEPS = 64
+MOST_COMPILED_STEPS = 32
 """Graphs that are kept, for as many numbers of rows and lengths of their tables. On Metal each has the text of every
 kernel that it launches: megabytes."""
 STEP_TRIALS = 2
@@ -162,9 +162,10 @@ def can_compile_steps(device: Device) -> bool:
 class CompiledSteps:
     """Of one model. Only the engine thread may call it."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self._angles: tuple[RopeAngles, ...] | None = None  # which the model reads; None: it did not run yet
+    def __init__(self, model: Any, *, with_recurrent: bool = True) -> None:
+        """Steps of models `with_recurrent` layers are compiled only if it says so."""
+        self.model, self._with_recurrent = model, with_recurrent
+        self._learned = False  # what the model reads of a step
         self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # how it cuts rows of each group
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _AfterStep]]] = OrderedDict()
         self._open: _OpenStep | None = None
@@ -177,9 +178,9 @@ class CompiledSteps:
     def __call__(self, tokens: mx.array, cache: Sequence[LayerState]) -> mx.array:
         """The model's logits of tokens [1, tokens]."""
         opened = None if self.refusal is not None else _open_decode_step(cache)
-        if opened is None:
+        if opened is None or (opened.recurrent and not self._with_recurrent):
             return self._run_model(tokens, cache)
-        if self._angles is None:
+        if not self._learned:
             logits = self._run_model(tokens, cache)
             self._learn(opened)
             return logits
@@ -199,7 +200,7 @@ class CompiledSteps:
             self._refuse(f"{self.model.model_type} reads data of its rows that cannot be compiled")
             return
         self._cuts = {group: opened.rows(group).asked for group in opened.groups}
-        self._angles = tuple(key for key in memo if isinstance(key, RopeAngles))
+        self._learned = True
 
     def _run_and_compare(self, tokens: mx.array, opened: _OpenStep) -> mx.array:
         """The model's own result. The compiled step writes the same KV to the same slots once more."""
@@ -286,17 +287,18 @@ class CompiledSteps:
         slabs: list[_Arrays],
         states: list[_Arrays],
     ) -> tuple[mx.array, _AfterStep]:
-        """Runs once a graph, on placeholders for the data of any step."""
-        opened, angle_keys = self._open, self._angles
-        assert opened is not None and angle_keys is not None
-        memo, lent = opened.mixed.memo, opened.recurrent_arrays
-        before = dict(memo)
-        for number, group in enumerate(opened.groups):
-            own = opened.rows(group)
-            memo["rows", group, (0,)] = own.standing_for(tables[number], rows[number])
-            memo["places", group] = places[number]
-        memo.update({key: key.at(positions) for key in angle_keys})
-        known = set(memo)
+        """Runs once a graph, on placeholders for the data of any step. What layers compute of these for each other is
+        computed again."""
+        opened = self._open
+        assert opened is not None
+        memo, attributes, lent = opened.mixed.memo, vars(opened.mixed), opened.recurrent_arrays
+        memo_before, attributes_before = dict(memo), dict(attributes)
+        rows_by_group = [opened.rows(group) for group in opened.groups]
+        memo.clear()
+        for group, own, table, each, slots in zip(opened.groups, rows_by_group, tables, rows, places, strict=True):
+            memo["rows", group, (0,)], memo["places", group] = own.standing_for(table, each), slots
+        attributes.pop("offset", None)
+        attributes["positions"] = positions
         try:
             with ExitStack() as stack:
                 for storage, token, found in zip(opened.storages, after, slabs, strict=True):
@@ -304,30 +306,40 @@ class CompiledSteps:
                 opened.put(states)
                 logits = self._run_model(tokens, opened.layers)
                 done = [storage.token for storage in opened.storages]
-            if not all(map(_is_static_key, memo.keys() - known)) or _reads_by_part(opened.mixed):
+            if not all(map(_is_known_key, memo)) or _reads_by_part(opened.mixed):
                 raise ValueError("the model read data of a step that it had not read before")
             return logits, (done, opened.recurrent_arrays)
         finally:
             opened.put(lent)
             memo.clear()
-            memo.update(before)
+            memo.update(memo_before)
+            attributes.clear()
+            attributes.update(attributes_before)
 
 
 def _open_decode_step(layers: Sequence[LayerState]) -> _OpenStep | None:
     """None where the open batch is not one token a row with all KV in the kernels' pages; and for so many rows that
     quantised weights are dequantised for them, into scratch memory that layers share: its contents are no data of a
     step."""
-    mixed, flat = layers[0].whole, flatten_states(layers)
+    mixed = layers[0].whole
     if mixed is None or len(mixed.parts) != 1 or mixed.has_stated_positions or mixed.tokens > FEW_ROWS:
         return None
-    states = [state for state in flat if isinstance(state, AppendState)]
-    recurrent = tuple(state for state in flat if isinstance(state, RecurrentState))
-    storages = tuple(state.storage for state in states if isinstance(state.storage, KernelStorage))
-    if mixed.parts[0].width != 1 or len(storages) != len(states) or len(states) + len(recurrent) != len(flat):
+    [part] = mixed.parts
+    groups: dict[int, AppendState] = {}
+    storages: list[KernelStorage] = []
+    recurrent: list[RecurrentState] = []
+    for state in flatten_states(layers):
+        if isinstance(state, AppendState) and isinstance(state.storage, KernelStorage):
+            groups.setdefault(state.group.number, state)
+            storages.append(state.storage)
+        elif isinstance(state, RecurrentState) and _has_all_parts(state):
+            recurrent.append(state)
+        else:
+            return None
+    # A row that begins has states that are recognised as missing.
+    if part.width != 1 or (recurrent and not all(part.starts)):
         return None
-    if recurrent and not (all(mixed.parts[0].starts) and all(map(_has_all_parts, recurrent))):
-        return None
-    return _OpenStep(layers, mixed, {state.group.number: state for state in reversed(states)}, storages, recurrent)
+    return _OpenStep(layers, mixed, groups, tuple(storages), tuple(recurrent))
 
 
 def _has_all_parts(state: RecurrentState) -> bool:
@@ -342,18 +354,15 @@ def _copied(arrays: Sequence[_Arrays]) -> list[_Arrays]:
 
 
 def _reads_by_part(mixed: MixedBatch) -> bool:
-    """Whether a layer read the rows' lengths or positions by itself: a graph would keep this step's."""
-    return "offset" in vars(mixed) or any(part.memo or "offset" in vars(part) for part in mixed.parts)
+    """Whether a layer read the positions or the pages of a part by itself: a graph would keep this step's."""
+    return any(part.memo or "offset" in vars(part) for part in mixed.parts)
 
 
 def _is_known_key(key: object) -> bool:
-    is_input = isinstance(key, tuple) and key[0] in ("places", "rows")
-    return is_input or isinstance(key, RopeAngles) or _is_static_key(key)
-
-
-def _is_static_key(key: object) -> bool:
-    """Whether what the memo holds there follows from the graph's key."""
-    return key in ("calls", "delta") or (isinstance(key, tuple) and key[0] == "runs")
+    """Whether what the memo holds there is an input of a graph, is computed from inputs, or follows from its key."""
+    if isinstance(key, tuple):
+        return key[0] in ("places", "rows", "runs")
+    return isinstance(key, RopeAngles) or key in ("calls", "delta")
 
 
 def attends_natively(model: Any) -> bool:

@@ -171,6 +171,13 @@ def test_states_of_recurrent_layers_pass_through_steps(monkeypatch: pytest.Monke
     assert counted.calls < 2 + 12, "prompts, and not every step"
 
 
+def test_recurrent_layers_are_compiled_only_where_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapted(monkeypatch, tiny.CONFIGS["kernel-hybrid"])
+    steps = CompiledSteps(adapter.model, with_recurrent=False)
+    compare(adapter, steps, [3, 60], 6)
+    assert steps.refusal is None and steps.graph_count == 0
+
+
 def test_what_reads_the_lengths_of_rows_by_itself_is_not_compiled(adapter: ModelAdapter) -> None:
     steps = CompiledSteps(ReadsOffsets(adapter.model))
     compare(adapter, steps, [3, 60], 6)
@@ -218,15 +225,16 @@ def test_slabs_that_kernels_take_as_they_lie_are_data(monkeypatch: pytest.Monkey
     assert steps.refusal is None and steps.graph_count == 1
 
 
-def test_layers_that_read_positions_by_themselves_are_not_compiled(adapter: ModelAdapter) -> None:
-    class ReadsOffset(Counted):
+def test_positions_that_a_models_own_code_reads_are_data(adapter: ModelAdapter) -> None:
+    class Scaled(Counted):
         def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-            assert cache[0].offset is not None
-            return super().__call__(tokens, cache)
+            return super().__call__(tokens, cache) * (1 + cache[0].offset.at[..., None] / 32)
 
-    steps = CompiledSteps(ReadsOffset(adapter.model))
-    compare(adapter, steps, [3, 60], 6)
-    assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
+    plain, steps = Scaled(adapter.model), CompiledSteps(Scaled(adapter.model))
+    one, other = Session(adapter, plain, [3, 20]), Session(adapter, steps, [3, 20])
+    for number in range(10):
+        assert logits_gap(other.step([7, 8], other.rows), one.step([7, 8], one.rows)) < 1e-5, f"at step {number}"
+    assert steps.refusal is None and steps.graph_count == 1
 
 
 def test_a_model_that_keeps_something_of_a_step_is_not_compiled(

@@ -276,18 +276,19 @@ class KernelRows:
         firsts: Sequence[int] | None = None,
         counts: Sequence[int] | None = None,
         coded: bool = False,
+        widths: Sequence[int] | None = None,
     ) -> KernelRows:
         """Row r has lengths[r] tokens, including its queries'; token i is in the page
         `tables[r][i // page - firsts[r]]`. Its `counts[r]` queries (1 by default) are its last tokens; `attend` takes
-        the queries of all rows concatenated."""
+        the queries of all rows concatenated. `widths` are the tables' lengths where they come as one."""
         counts = counts or [1] * len(lengths)
         firsts = firsts or [0] * len(lengths)
         most = next((width for width in WIDTHS if max(counts) <= width), max(counts))
         numbers: list[int] = []  # of few rows: numpy would take longer to add them up
         query = entry = 0
-        for length, first, count, table in zip(lengths, firsts, counts, tables, strict=True):
+        for length, first, count, width in zip(lengths, firsts, counts, widths or map(len, tables), strict=True):
             numbers += (length, first, query, count, entry, most)
-            query, entry = query + count, entry + len(table)
+            query, entry = query + count, entry + width
         numbers += (0, 0, 0, 0, 0, most) * (padded_count(len(lengths)) - len(lengths))
         rows = np.array(numbers, np.int32).reshape(-1, 6)
         pages = [np.asarray(table, np.int32) for table in tables]

@@ -204,16 +204,12 @@ class RopeAngles:
         """Whether the batch's positions have as many axes as this rotation."""
         return not mixed.three_axes or self._axes is not None or not self.dims
 
-    def at(self, positions: mx.array) -> mx.array:
-        """The angles of tokens at `positions`: see `rope_angles`."""
-        return rope_angles(positions, self._speeds, self._gain)
-
     def of_batch(self, mixed: MixedBatch) -> mx.array:
         if self not in mixed.memo:
             positions = mixed.positions
             if mixed.three_axes and self._axes is not None:
                 positions = positions[self._axes].T
-            mixed.memo[self] = self.at(positions)
+            mixed.memo[self] = rope_angles(positions, self._speeds, self._gain)
         angles: mx.array = mixed.memo[self]
         return angles
 
