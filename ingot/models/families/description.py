@@ -22,6 +22,24 @@ class SharedKvSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Latent attention, in which keys and values of all heads are made from a latent of each token, and a part of keys
+    that is rotated is the same for all heads. The names are DeepSeek's by default."""
+
+    unpacked: str | None = None  # the projection to keys and values of heads, which are stored; None: latents are
+    query: str = "q_proj"  # where queries are not made from latents
+    query_latent: tuple[str, str, str] = ("q_a_proj", "q_a_layernorm", "q_b_proj")  # down, norm, up
+    query_scale: str | None = None  # what queries are multiplied by
+    latent: str = "kv_a_proj_with_mqa"  # the projection to latents and the rotated part
+    latent_norm: str = "kv_a_layernorm"
+    latent_scale: str | None = None  # what latents are multiplied by
+    rank: str = "kv_lora_rank"  # numbers of a latent
+    unrotated: str = "qk_nope_head_dim"  # numbers of a query that are not rotated, which come first
+    into_latent: str = "embed_q"  # of these numbers of each head
+    out_of_latent: str = "unembed_out"  # of what each head has attended to
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """An attention class: the names of the parts that all have, and which optional parts it has."""
 
@@ -52,6 +70,7 @@ class AttentionSpec:
     cap: str | None = None  # the soft cap of scores
     in_float32: bool = False  # it attends in float32
     shared_kv: SharedKvSpec | None = None
+    latent: LatentSpec | None = None  # it projects queries, keys and values so, and not by `projections`
 
 
 @dataclass(frozen=True)

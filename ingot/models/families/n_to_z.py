@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     GatedDeltaSpec,
+    LatentSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -227,5 +228,13 @@ FAMILIES = (
         mlps={"Telechat3MLP": MlpSpec()},
     ),
     # Tencent's Youtu.
-    ModelFamily("youtu_llm", mlps={"YoutuLLMMLP": MlpSpec()}),
+    ModelFamily(
+        "youtu_llm",
+        attention={
+            "YoutuLLMAttention": AttentionSpec(
+                heads="num_heads", kv_heads="num_heads", latent=LatentSpec(unpacked="kv_b_proj")
+            )
+        },
+        mlps={"YoutuLLMMLP": MlpSpec()},
+    ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.attention_state import QUERY_STRIDE, AppendState
+from ingot.cache.attention_state import QUERY_STRIDE, AppendState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
 from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec
@@ -90,6 +90,8 @@ class MixedAttention(nn.Module):
     kernel_rope: KernelRope | None
     joined_qkv: JoinedLinear | None
     joined_out: JoinedLinear | None
+    kv_layout: EqualHeads | None
+    """How the native kernels read keys and values."""
     reads_stored_kv: bool
     """Whether it attends to keys and values that an earlier layer has stored."""
 
@@ -159,7 +161,7 @@ class MixedAttention(nn.Module):
         found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
         joined = self._attend_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
         flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
-        flat = self._gate_output(flat, gate, inputs)
+        flat = self._gate_output(self._unpack_output(flat), gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
 
@@ -225,7 +227,15 @@ class MixedAttention(nn.Module):
         """The attention [rows, heads, width, size] of a part's queries [tokens, heads, 1, size]."""
         mask = None if masks is None else masks.parts[number]
         with state.computing(part):
-            return self._attend_tiled(mixed.split_batch_heads(number, queries), *state.keys_and_values(), mask)
+            return self._attend_tiled(mixed.split_batch_heads(number, queries), *self._read_kv(state), mask)
+
+    def _read_kv(self, state: AppendState) -> tuple[mx.array, mx.array]:
+        """The keys and values [rows, heads, tokens, size] that the open batch attends to."""
+        return state.keys_and_values()
+
+    def _unpack_output(self, attended: mx.array) -> mx.array:
+        """The attention [tokens, ...] of all tokens as it is gated and projected."""
+        return attended
 
     def _gate_output(self, attended: mx.array, gate: mx.array | None, inputs: AttentionInputs) -> mx.array:
         """The attention [..., heads * size] of all tokens, multiplied by its gate if it has one."""
@@ -256,13 +266,18 @@ class MixedAttention(nn.Module):
             queries = self._scale_tokens(queries[0], inputs)[None]
         else:
             queries, keys, values, gate = self._prepare_qkv(inputs, mixed)
+            if self.kv_layout is not None:
+                keys, values = self.kv_layout.pack(keys, values)
             queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
         if self._spec.shared_kv is not None and not self._spec.shared_kv.projected:
             mixed.memo["stored", state] = keys, values
-        attended = ragged(queries, keys, values, masks, state, mixed)
-        attended = self._with_bidirectional(attended[0], inputs, masks, state, mixed)[None]
+        attended = ragged(queries, keys, values, masks, state, mixed)[0]
+        if self.kv_layout is not None:
+            by_head = attended.reshape(mixed.tokens, self._heads, -1)
+            attended = by_head[..., : self.kv_layout.value_size].reshape(mixed.tokens, -1)
+        attended = self._with_bidirectional(attended, inputs, masks, state, mixed)
         project: nn.Module = self[self._spec.out]
-        return project(self._gate_output(attended, gate, inputs))
+        return project(self._gate_output(self._unpack_output(attended)[None], gate, inputs))
 
     def _with_bidirectional(
         self,
@@ -277,7 +292,7 @@ class MixedAttention(nn.Module):
         for begin, end, own in mixed.bidirectional:
             queries = self._prepare_queries(inputs.taken(slice(begin, end)), own)
             with state.computing(own.parts[0]):
-                keys, values = state.keys_and_values()
+                keys, values = self._read_kv(state)
                 mask = state.bidirectional_mask(window)
             seen = self._attend_tiled(own.split_batch_heads(0, queries), keys, values, mask)
             attended[begin:end] = own.join_batch_heads([seen])[0].astype(attended.dtype)
@@ -427,6 +442,21 @@ def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
         mixed.memo["page choice"] = MixedBatch((part.every(QUERY_STRIDE),))
     batch: MixedBatch = mixed.memo["page choice"]
     return batch
+
+
+def layer_numbers(path: str) -> list[int]:
+    """The numbers in a module's path, by which modules are in order."""
+    return [int(part) for part in path.split(".") if part.isdigit()]
+
+
+def native_kv_layouts(model: nn.Module) -> list[EqualHeads | None]:
+    """How the native kernels read what each layer stores, of those layers whose attention they compute, in order."""
+    mixed = [
+        (layer_numbers(path), module)
+        for path, module in model.named_modules()
+        if isinstance(module, MixedAttention) and module.native and not module.reads_stored_kv
+    ]
+    return [module.kv_layout for _, module in sorted(mixed, key=lambda each: each[0])]
 
 
 def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:

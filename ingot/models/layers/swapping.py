@@ -83,6 +83,8 @@ def _part_of_argument(value: Any, mixed: MixedBatch, number: int, before: list[A
         tokens = mixed.taken(number, value)
         # In order: states can only be written in place while nobody waits to read them.
         return mx.depends(tokens, _first_output(before[0])) if before else tokens
+    if isinstance(value, mx.array) and value.shape[:3] == (1, 1, mixed.tokens):  # factors of tokens, for all heads
+        return mixed.taken(number, value[0])[:, None]
     return value
 
 

@@ -55,7 +55,6 @@ UNMIXED = {
     "llama4": ONE_BY_ONE["llama4"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
     "minimax_m3_vl": ONE_BY_ONE["minimax_m3_vl"],
-    "mistral4": "scales that follow positions counted from a single number",
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
