@@ -40,6 +40,16 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class PositionScaleSpec:
+    """Where there is no RoPE, queries are multiplied by 1 + scale * log(1 + floor((position + 1) / floor)). The names
+    are Llama 4's."""
+
+    used: str = "attn_temperature_tuning"  # whether they are
+    floor: str = "floor_scale"
+    scale: str = "attn_scale"
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """An attention class: the names of the parts that all have, and which optional parts it has."""
 
@@ -52,7 +62,8 @@ class AttentionSpec:
     joint_by_group: bool = False  # those of a KV head lie together
     input_norm: str | None = None  # norms the states that are projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
-    norm_eps: str | float | None = None  # of norms of queries and keys that have no weights
+    norm_eps: str | float | None = None  # of norms of queries and keys that are no modules
+    norm_weights: tuple[str, str] | None = None  # of such norms, for each number of each head; None: they have none
     normed: str | None = None  # whether there are such norms; always where None
     joint_head_norms: bool = False  # they norm all heads of a token as one
     norms_behind_rope: bool = False
@@ -60,6 +71,7 @@ class AttentionSpec:
     value_scale: str | None = None  # what values are multiplied by
     query_scale: str | None = None  # what queries are multiplied by: a number, or one for each head
     token_scale: str | None = None  # the argument with what queries are multiplied by: a number for each token
+    position_scale: PositionScaleSpec | None = None
     rope: str = "rope"
     rope_periods: str | None = None  # of a RoPE that is no module
     rotates: str | None = None  # whether the module's RoPE is used; always where None, if it has one
@@ -71,6 +83,17 @@ class AttentionSpec:
     in_float32: bool = False  # it attends in float32
     shared_kv: SharedKvSpec | None = None
     latent: LatentSpec | None = None  # it projects queries, keys and values so, and not by `projections`
+
+
+@dataclass(frozen=True)
+class ChunkedSpec:
+    """Layers some of which see only tokens of the same chunk, in a model that makes their masks itself."""
+
+    size: str = "attention_chunk_size"
+    whole_every: int = 4  # one of so many layers sees all tokens, the last of them
+    embedding: str = "embed_tokens"
+    layers: str = "layers"
+    norm: str = "norm"
 
 
 @dataclass(frozen=True)
@@ -163,6 +186,7 @@ class ModelFamily:
     recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
+    chunked: Mapping[str, ChunkedSpec] = field(default_factory=dict)
     fused: tuple[str, ...] = ()  # layers of Llama's arithmetic, all of which may become one operation
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
@@ -172,4 +196,6 @@ class ModelFamily:
     @property
     def classes(self) -> frozenset[str]:
         """The names of all described classes."""
-        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.fused))
+        return frozenset(
+            (*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.chunked, *self.fused)
+        )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    ChunkedSpec,
     LatentSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
     MtpSpec,
     NormSpec,
+    PositionScaleSpec,
     RopeSpec,
     SharedKvSpec,
     ShortConvSpec,
@@ -112,7 +114,16 @@ FAMILIES = (
     ModelFamily(
         "llama", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}, fused=("TransformerBlock",)
     ),
-    ModelFamily("llama4", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "llama4",
+        attention={
+            "Attention": AttentionSpec(
+                norm_eps=1e-6, normed="use_qk_norm", norms_behind_rope=True, position_scale=PositionScaleSpec()
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+        chunked={"LlamaModel": ChunkedSpec()},
+    ),
     ModelFamily(
         "llama4_text",
         attention={"Attention": AttentionSpec(norm_eps="rms_norm_eps", normed="use_qk_norm")},

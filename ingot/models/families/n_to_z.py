@@ -117,7 +117,19 @@ FAMILIES = (
     ),
     # PLaMo.
     ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
-    ModelFamily("plamo2", mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)}),
+    ModelFamily(
+        "plamo2",
+        attention={
+            "Attention": AttentionSpec(
+                heads="q_num_heads",
+                kv_heads="k_num_heads",
+                joint="qkv_proj",
+                norm_eps=1e-6,
+                norm_weights=("q_weight", "k_weight"),
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
+    ),
     ModelFamily(
         "plamo3",
         attention={

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from ingot.models.families import a_to_g, h_to_m, n_to_z
 from ingot.models.families.description import (
     AttentionSpec,
+    ChunkedSpec,
     MlpSpec,
     ModelFamily,
     MtpSpec,
@@ -78,6 +79,11 @@ def norm_spec_of(module: object) -> NormSpec | None:
 def rope_spec_of(module: object) -> RopeSpec | None:
     """Of a RoPE of a family's own class."""
     return _family_of(module).ropes.get(type(module).__name__)
+
+
+def chunked_spec_of(module: object) -> ChunkedSpec | None:
+    """Of a stack of layers with chunked attention."""
+    return _family_of(module).chunked.get(type(module).__name__)
 
 
 def is_fusible(layer: object) -> bool:

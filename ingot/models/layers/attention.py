@@ -17,8 +17,9 @@ import mlx.nn as nn
 from ingot.cache.attention_state import QUERY_STRIDE, AppendState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
 from ingot.kernels.paged_attention.selfcheck import CodedSample
-from ingot.models.families.description import AttentionSpec
+from ingot.models.families.description import AttentionSpec, PositionScaleSpec
 from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
+from ingot.models.layers.chunked_attention import ChunkedLayers
 from ingot.models.layers.gpu_linear import JoinedLinear
 from ingot.models.layers.rope import KernelRope, SharedRope
 
@@ -63,7 +64,7 @@ class CallNames:
 
 @dataclass(frozen=True, slots=True)
 class PlainNorm:
-    """An RMS norm without weights."""
+    """An RMS norm that is no module, without weights."""
 
     eps: float
 
@@ -120,9 +121,15 @@ class MixedAttention(nn.Module):
         scale = None if spec.token_scale is None else given.get(spec.token_scale)
         if scale is not None:
             scale = scale.reshape(mixed.tokens)
+        if self._rope is None and spec.position_scale is not None:
+            scale = self._position_scale(spec.position_scale, mixed)
         if spec.shared_kv is None or not spec.shared_kv.projected:
             return AttentionInputs(x, scale)
         return AttentionInputs(x, scale, self._project_kv(x) if earlier is None else earlier)
+
+    def _position_scale(self, spec: PositionScaleSpec, mixed: MixedBatch) -> mx.array | None:
+        used, floor, scale = attrgetter(spec.used, spec.floor, spec.scale)(self)
+        return 1 + scale * mx.log(1 + mx.floor((mixed.positions + 1) / floor)) if used else None
 
     def _forward_mixed(
         self, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
@@ -359,7 +366,8 @@ class MixedAttention(nn.Module):
         """Queries [tokens, ...], each token's multiplied by its own factor."""
         if inputs.token_scale is None:
             return queries
-        return queries * inputs.token_scale.reshape(-1, *[1] * (queries.ndim - 1))
+        scaled = queries * inputs.token_scale.reshape(-1, *[1] * (queries.ndim - 1))
+        return scaled.astype(queries.dtype)
 
     def _rotate(self, queries: mx.array, keys: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array]:
         if self._rope is None:
@@ -382,7 +390,11 @@ class MixedAttention(nn.Module):
 
     def _norm_heads(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
         if self._plain_norm is not None:
-            return self._plain_norm(queries), self._plain_norm(keys)
+            queries, keys = self._plain_norm(queries), self._plain_norm(keys)
+            if self._spec.norm_weights is None:
+                return queries, keys
+            of_queries, of_keys = self._spec.norm_weights
+            return queries * self[of_queries], keys * self[of_keys]
         if self._spec.norms is None or self._spec.norms[0] not in self:
             return queries, keys
         of_queries, of_keys = self._spec.norms
@@ -465,7 +477,7 @@ def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
     mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
     kernels = [module.paged_attention for module in mixed if not module.native]
     each = [(True, True) if paged is None else paged.gathers for paged in kernels]
-    if len(mixed) < layers:
+    if len(mixed) < layers or any(isinstance(module, ChunkedLayers) for module in model.modules()):
         each.append((True, True))
     return any(few for few, _ in each), any(many for _, many in each)
 

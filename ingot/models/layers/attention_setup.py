@@ -142,7 +142,12 @@ def _norms_of(module: MixedAttention) -> list[nn.Module]:
 
 def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
     spec, norms = module._spec, _norms_of(module)
-    if spec.joint_head_norms or not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
+    if (
+        spec.joint_head_norms
+        or spec.norm_weights is not None
+        or not _prepares_plainly(module)
+        or not all(map(is_rms_norm, norms))
+    ):
         return None
     factors: list[HeadRmsNorm] = [(norm_factor(norm), float(norm.eps)) for norm in norms]
     return kernel_ropes.rope_for(
@@ -186,9 +191,10 @@ def _make_ragged_attention(
             native_head_norm(norm, whole=spec.joint_head_norms) for norm in norms
         ]
     else:
-        native_norms = [(mx.ones(_head_size(module)), module._plain_norm.eps, False, False)] * 2
+        weights = [module[name].reshape(-1) for name in spec.norm_weights or ()] or [mx.ones(_head_size(module))] * 2
+        native_norms = [(weight, module._plain_norm.eps, False, False) for weight in weights]
     # Factors of tokens are applied before the rotation, which does not change what they do, but norms would.
-    scales_first = spec.token_scale is None or not native_norms
+    scales_first = (spec.token_scale is None and spec.position_scale is None) or not native_norms
     return RaggedAttention(
         heads=module._heads,
         kv_heads=module._kv_heads,
