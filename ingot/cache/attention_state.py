@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
@@ -50,6 +51,26 @@ class PageChooser(Protocol):
     def __call__(self, queries: mx.array, scale: float, start: int) -> mx.array | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class EqualHeads:
+    """Stores keys and values as heads of one size, as the native kernels read them: values end in zeros. In latent
+    attention a model writes latents and what is rotated; both together are stored as keys, and latents as values."""
+
+    value_size: int
+    latent: bool = False
+
+    def pack(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.latent:
+            keys, values = mx.concatenate([keys, values], axis=-1), keys
+        missing = keys.shape[-1] - values.shape[-1]
+        return keys, mx.pad(values, [*[(0, 0)] * (values.ndim - 1), (0, missing)])
+
+    def unpack(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self.latent:
+            return keys[..., : self.value_size], keys[..., self.value_size :]
+        return keys, values[..., : self.value_size]
+
+
 class AppendState(LayerState):
     """Keys and values in the pages of a group. `storage` is made when the first are written."""
 
@@ -62,6 +83,8 @@ class AppendState(LayerState):
         self.storage: KVStorage | None = None
         self.kept: mx.Dtype | None = None
         """The dtype that keys and values are stored in; None: the one they are computed in."""
+        self.layout: EqualHeads | None = None
+        """How keys and values are stored; None: as the model writes them."""
         self.kernels: CheckedKernels | None = None
         """The GPU's kernels."""
         self.query_observer: Callable[[Any], None] | None = None
@@ -94,6 +117,8 @@ class AppendState(LayerState):
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         """Store keys and values [tokens, heads, size] of all tokens of the open batch."""
+        if self.layout is not None:
+            keys, values = self.layout.pack(keys, values)
         storage = self.provided(keys.shape[1], (keys.shape[2], values.shape[2]), keys.dtype)
         if isinstance(storage, KernelStorage):
             storage.write_at(keys, values, self.places(storage))
@@ -163,6 +188,10 @@ class AppendState(LayerState):
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Keys and values [rows, heads, tokens, size] of the open batch's rows, from each one's first page on, with
         zeros behind shorter ones."""
+        stored = self._gather_stored()
+        return stored if self.layout is None else self.layout.unpack(*stored)
+
+    def _gather_stored(self) -> tuple[mx.array, mx.array]:
         batch = self.open_batch
         if self.shown is not None:
             [table], [start] = self.tables(batch), batch.starts

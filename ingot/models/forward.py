@@ -37,7 +37,7 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows
-from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.attention import native_kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, token_embedding_of
 from ingot.models.layers.rope import RopeAngles
@@ -367,8 +367,7 @@ def _is_known_key(key: object) -> bool:
 
 def attends_natively(model: Any) -> bool:
     """Whether the native kernels read all keys and values of the model."""
-    mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
-    covered = sum(module.native and not module.reads_stored_kv for module in mixed)
+    covered = len(native_kv_layouts(model))
     return 0 < covered == sum(isinstance(state, AppendState) for state in new_batch_state(model, 0, None, None).states)
 
 
@@ -402,4 +401,9 @@ def kv_states_for(model: Any, margin: int, kept: mx.Dtype | None, kernels: Check
     for state in flatten_states(layers):
         if isinstance(state, AppendState):
             state.kept, state.kernels = kept, kernels
+    stores = [state for state in flatten_states(layers) if isinstance(state, AppendState)]
+    layouts = native_kv_layouts(model)
+    if len(stores) == len(layouts):
+        for state, layout in zip(stores, layouts, strict=True):
+            state.layout = layout
     return layers

@@ -9,7 +9,7 @@ ModelError.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ import mlx.nn as nn
 from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
+from ingot.cache.attention_state import EqualHeads
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
@@ -34,7 +35,8 @@ from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, Q
 from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig
-from ingot.models.layers.attention_setup import has_equal_kv_sizes, reads_stored_kv
+from ingot.models.layers.attention import layer_numbers
+from ingot.models.layers.attention_setup import kv_layout_of, reads_stored_kv
 from ingot.models.layers.fused_layers import plain_programs_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
@@ -104,14 +106,17 @@ def _gguf_needs(path: Path, device: Device) -> MemoryNeeds:
 
 def _needs_of_model(model: Any, config: dict[str, Any], weights: int, device: Device) -> MemoryNeeds:
     context = stated_context(config)
-    width = _state_width(model, config, device)
+    layouts = _native_layouts(model, device)
+    width = 2 if layouts is not None else _state_width(model, config, device)
+    stored = iter(layouts or ())
     per_token = full = 0
     for cache in _caches_after_one_token(model):
         if isinstance(cache, caches.ArraysCache):
             parts: list[Any] = cache.cache
             full += sum(part.size * max(width, 4) for part in parts if part is not None)
             continue
-        arrays: list[Any] = [cache.keys, cache.values]
+        layout = next(stored, None)
+        arrays = (cache.keys, cache.values) if layout is None else layout.pack(cache.keys, cache.values)
         size = width * sum(math.prod(array.shape) // array.shape[2] for array in arrays)
         window = cache.max_size if isinstance(cache, caches.RotatingKVCache) else None
         per_token += size if window is None else 0
@@ -126,24 +131,35 @@ def _caches_after_one_token(model: Any) -> Iterator[Any]:
     prompt_cache = caches.make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=prompt_cache)
     for cache in prompt_cache:
-        yield from cache.caches if isinstance(cache, caches.CacheList) else [cache]
+        yield from _parts_of(cache)
+
+
+def _parts_of(cache: Any) -> Sequence[Any]:
+    parts: Sequence[Any] = cache.caches if isinstance(cache, caches.CacheList) else [cache]
+    return parts
 
 
 def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
-    """Bytes of a number in keys and values."""
-    if device.kind != "cpu":
-        floats = [array.itemsize for _, array in named_parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
-        return 2 if config.get(BLOCKS_KEY) else max(floats)
+    """Bytes of a number in keys and values that the native kernels do not read."""
+    if device.kind == "cpu":
+        return 4
+    floats = [array.itemsize for _, array in named_parameters(model) if mx.issubdtype(array.dtype, mx.floating)]
+    return 2 if config.get(BLOCKS_KEY) else max(floats)
+
+
+def _native_layouts(model: Any, device: Device) -> list[EqualHeads | None] | None:
+    """How the native kernels will read what each layer stores, as 16-bit numbers; None where they will not."""
+    if device.kind != "cpu" or not native.available():
+        return None
     attention = [
-        spec
-        for _, module in model.named_modules()
-        if (spec := attention_spec_of(module)) is not None
-        and has_equal_kv_sizes(module, spec)
-        and not reads_stored_kv(module, spec)
+        (layer_numbers(path), kv_layout_of(module, spec))
+        for path, module in model.named_modules()
+        if (spec := attention_spec_of(module)) is not None and not reads_stored_kv(module, spec)
     ]
-    kv_caches = [cache for cache in caches.make_prompt_cache(model) if not isinstance(cache, caches.ArraysCache)]
+    parts = [part for cache in caches.make_prompt_cache(model) for part in _parts_of(cache)]
+    kv_caches = [part for part in parts if not isinstance(part, caches.ArraysCache)]
     covered = bool(plain_programs_of(model)) or 0 < len(attention) == len(kv_caches)
-    return 2 if native.available() and covered else 4
+    return [layout for _, layout in sorted(attention, key=lambda each: each[0])] if covered else None
 
 
 def settled_bytes(model: Any, device: Device) -> int:

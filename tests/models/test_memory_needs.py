@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
+from mlx.utils import tree_flatten
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cli.models import describe_needs
@@ -21,6 +23,7 @@ from tests.engines import GPU
 from tests.memory import settled
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
 from tests.models.gguf.test_importer import converted
+from tests.models.layers import family_configs
 from tests.models.vision import looking as qwens
 from tests.models.vision import tiny_families as tiled
 
@@ -83,6 +86,16 @@ def test_windows_grow_no_further_than_they_see(tmp_path: Path) -> None:
     converted(tiny_model("gemma3"), tmp_path)
     found = needs_of(tmp_path / "tiny.gguf", CPU)
     assert found.per_token * CONTEXT < found.at_full_context < 2 * found.per_token * CONTEXT
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gemma3n", "gemma4", "longcat_flash", "mimo_v2_flash", "youtu_llm"])
+def test_it_is_true_of_keys_and_values_that_are_stored_otherwise_than_a_model_writes_them(
+    family: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(family_configs.config(family)))
+    weights = dict(tree_flatten(family_configs.build(family).parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    assert needs_of(tmp_path, CPU).per_token == load_model_adapter(tmp_path, CPU).footprint.token
 
 
 def test_nothing_is_read_of_the_weights(tmp_path: Path) -> None:

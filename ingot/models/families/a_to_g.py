@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    LatentSpec,
     LayerSpec,
     Mamba2Spec,
     MlpSpec,
@@ -15,6 +16,8 @@ from ingot.models.families.description import (
     NormSpec,
     SharedKvSpec,
 )
+
+_LATENT_ATTENTION = AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())
 
 _BAILING_ATTENTION = AttentionSpec(
     heads="num_attention_heads",
@@ -45,12 +48,24 @@ FAMILIES = (
     # Baichuan M1.
     ModelFamily("baichuan_m1", mlps={"MLP": MlpSpec()}),
     # Bailing, as Ling and Ring are called in their configs.
-    ModelFamily("bailing_hybrid", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "bailing_hybrid",
+        attention={
+            "MultiLatentAttention": AttentionSpec(heads="num_heads", kv_heads=1, out="dense", latent=LatentSpec())
+        },
+        mlps={"MLP": MlpSpec()},
+    ),
     ModelFamily(
         "bailing_moe", attention={"BailingMoeAttention": _BAILING_ATTENTION}, mlps={"BailingMoeMLP": MlpSpec()}
     ),
     ModelFamily("bailing_moe_linear", attention={"Attention": _BAILING_ATTENTION}, mlps={"MLP": MlpSpec()}),
-    ModelFamily("bailing_moe_v3", mlps={"BailingMLP": MlpSpec()}),
+    ModelFamily(
+        "bailing_moe_v3",
+        attention={
+            "BailingMLA": AttentionSpec(heads="num_heads", kv_heads=1, out="dense", gate="g_proj", latent=LatentSpec())
+        },
+        mlps={"BailingMLP": MlpSpec()},
+    ),
     # Cohere's Command models.
     ModelFamily(
         "cohere",
@@ -63,14 +78,27 @@ FAMILIES = (
     ),
     # DBRX.
     ModelFamily("dbrx", mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")}),
-    # DeepSeek, whose later attention is latent and runs its own code.
+    # DeepSeek, whose later attention is latent; with an indexer it runs its own code.
     ModelFamily(
         "deepseek",
         attention={"DeepseekAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_kv_heads")},
         mlps={"DeepseekMLP": MlpSpec()},
     ),
-    ModelFamily("deepseek_v2", mlps={"DeepseekV2MLP": MlpSpec()}),
-    ModelFamily("deepseek_v3", mlps={"DeepseekV3MLP": MlpSpec()}, head=MtpSpec(array_masks=True)),
+    ModelFamily(
+        "deepseek_v2",
+        attention={
+            "DeepseekV2Attention": AttentionSpec(
+                heads="num_heads", kv_heads="num_heads", latent=LatentSpec(unpacked="kv_b_proj")
+            )
+        },
+        mlps={"DeepseekV2MLP": MlpSpec()},
+    ),
+    ModelFamily(
+        "deepseek_v3",
+        attention={"DeepseekV3Attention": _LATENT_ATTENTION},
+        mlps={"DeepseekV3MLP": MlpSpec()},
+        head=MtpSpec(array_masks=True),
+    ),
     ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
     # dots.llm1.
     ModelFamily(
@@ -222,7 +250,12 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         head=MtpSpec(),
     ),
-    ModelFamily("glm4_moe_lite", mlps={"Glm4MoeLiteMLP": MlpSpec()}, head=MtpSpec(array_masks=True)),
+    ModelFamily(
+        "glm4_moe_lite",
+        attention={"Glm4MoeLiteAttention": _LATENT_ATTENTION},
+        mlps={"Glm4MoeLiteMLP": MlpSpec()},
+        head=MtpSpec(array_masks=True),
+    ),
     # GPT-J and GPT-NeoX.
     ModelFamily(
         "gptj",

@@ -22,6 +22,34 @@ class SharedKvSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Latent attention, in which keys and values of all heads are made from a latent of each token, and a part of keys
+    that is rotated is the same for all heads. The names are DeepSeek's by default."""
+
+    unpacked: str | None = None  # the projection to keys and values of heads, which are stored; None: latents are
+    query: str = "q_proj"  # where queries are not made from latents
+    query_latent: tuple[str, str, str] = ("q_a_proj", "q_a_layernorm", "q_b_proj")  # down, norm, up
+    query_scale: str | None = None  # what queries are multiplied by
+    latent: str = "kv_a_proj_with_mqa"  # the projection to latents and the rotated part
+    latent_norm: str = "kv_a_layernorm"
+    latent_scale: str | None = None  # what latents are multiplied by
+    rank: str = "kv_lora_rank"  # numbers of a latent
+    unrotated: str = "qk_nope_head_dim"  # numbers of a query that are not rotated, which come first
+    into_latent: str = "embed_q"  # of these numbers of each head
+    out_of_latent: str = "unembed_out"  # of what each head has attended to
+
+
+@dataclass(frozen=True)
+class PositionScaleSpec:
+    """Where there is no RoPE, queries are multiplied by 1 + scale * log(1 + floor((position + 1) / floor)). The names
+    are Llama 4's."""
+
+    used: str = "attn_temperature_tuning"  # whether they are
+    floor: str = "floor_scale"
+    scale: str = "attn_scale"
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """An attention class: the names of the parts that all have, and which optional parts it has."""
 
@@ -34,7 +62,8 @@ class AttentionSpec:
     joint_by_group: bool = False  # those of a KV head lie together
     input_norm: str | None = None  # norms the states that are projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
-    norm_eps: str | float | None = None  # of norms of queries and keys that have no weights
+    norm_eps: str | float | None = None  # of norms of queries and keys that are no modules
+    norm_weights: tuple[str, str] | None = None  # of such norms, for each number of each head; None: they have none
     normed: str | None = None  # whether there are such norms; always where None
     joint_head_norms: bool = False  # they norm all heads of a token as one
     norms_behind_rope: bool = False
@@ -42,6 +71,7 @@ class AttentionSpec:
     value_scale: str | None = None  # what values are multiplied by
     query_scale: str | None = None  # what queries are multiplied by: a number, or one for each head
     token_scale: str | None = None  # the argument with what queries are multiplied by: a number for each token
+    position_scale: PositionScaleSpec | None = None
     rope: str = "rope"
     rope_periods: str | None = None  # of a RoPE that is no module
     rotates: str | None = None  # whether the module's RoPE is used; always where None, if it has one
@@ -52,6 +82,18 @@ class AttentionSpec:
     cap: str | None = None  # the soft cap of scores
     in_float32: bool = False  # it attends in float32
     shared_kv: SharedKvSpec | None = None
+    latent: LatentSpec | None = None  # it projects queries, keys and values so, and not by `projections`
+
+
+@dataclass(frozen=True)
+class ChunkedSpec:
+    """Layers some of which see only tokens of the same chunk, in a model that makes their masks itself."""
+
+    size: str = "attention_chunk_size"
+    whole_every: int = 4  # one of so many layers sees all tokens, the last of them
+    embedding: str = "embed_tokens"
+    layers: str = "layers"
+    norm: str = "norm"
 
 
 @dataclass(frozen=True)
@@ -161,6 +203,7 @@ class ModelFamily:
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
     layers: Mapping[str, LayerSpec] = field(default_factory=dict)  # all of a model's may become one operation
+    chunked: Mapping[str, ChunkedSpec] = field(default_factory=dict)
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
@@ -169,4 +212,6 @@ class ModelFamily:
     @property
     def classes(self) -> frozenset[str]:
         """The names of all described classes."""
-        return frozenset((*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.layers))
+        return frozenset(
+            (*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.chunked, *self.layers)
+        )

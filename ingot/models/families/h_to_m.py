@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    ChunkedSpec,
+    LatentSpec,
     LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
     MtpSpec,
     NormSpec,
+    PositionScaleSpec,
     RopeSpec,
     SharedKvSpec,
     ShortConvSpec,
@@ -61,7 +64,17 @@ FAMILIES = (
         mlps={"JambaMLP": MlpSpec()},
     ),
     # Moonshot's Kimi.
-    ModelFamily("kimi_linear", mlps={"KimiMLP": MlpSpec()}),
+    ModelFamily(
+        "kimi_k3",
+        attention={
+            "KimiK3MLAAttention": AttentionSpec(heads="num_heads", kv_heads=1, gate="g_proj", latent=LatentSpec())
+        },
+    ),
+    ModelFamily(
+        "kimi_linear",
+        attention={"KimiMLAAttention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
+        mlps={"KimiMLP": MlpSpec()},
+    ),
     # Kuaishou's Klear.
     ModelFamily(
         "Klear",
@@ -105,14 +118,33 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": LayerSpec()},
     ),
-    ModelFamily("llama4", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "llama4",
+        attention={
+            "Attention": AttentionSpec(
+                norm_eps=1e-6, normed="use_qk_norm", norms_behind_rope=True, position_scale=PositionScaleSpec()
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+        chunked={"LlamaModel": ChunkedSpec()},
+    ),
     ModelFamily(
         "llama4_text",
         attention={"Attention": AttentionSpec(norm_eps="rms_norm_eps", normed="use_qk_norm")},
         mlps={"MLP": MlpSpec()},
     ),
     # Meituan's LongCat.
-    ModelFamily("longcat_flash", mlps={"LongcatFlashMLP": MlpSpec()}),
+    ModelFamily(
+        "longcat_flash",
+        attention={
+            "LongcatFlashMLA": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads=1,
+                latent=LatentSpec(query_scale="mla_scale_q_lora", latent_scale="mla_scale_kv_lora"),
+            )
+        },
+        mlps={"LongcatFlashMLP": MlpSpec()},
+    ),
     # Mamba 2.
     ModelFamily("mamba2", recurrences={"Mamba2Block": Mamba2Spec()}),
     # JetBrains' Mellum.
@@ -144,7 +176,18 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
         mlps={"MLP": MlpSpec()},
     ),
-    ModelFamily("minicpm3", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "minicpm3",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads",
+                kv_heads="num_heads",
+                scale="softmax_scale",
+                latent=LatentSpec(unpacked="kv_b_proj"),
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+    ),
     # MiniMax.
     ModelFamily(
         "minimax",
@@ -168,6 +211,14 @@ FAMILIES = (
     ),
     ModelFamily(
         "ministral3", attention={"Attention": AttentionSpec(token_scale="attn_scale")}, mlps={"MLP": MlpSpec()}
+    ),
+    ModelFamily(
+        "mistral4",
+        attention={
+            "Mistral4Attention": AttentionSpec(
+                heads="num_heads", kv_heads=1, token_scale="attn_scale", latent=LatentSpec()
+            )
+        },
     ),
     # Meta's Muse.
     ModelFamily(

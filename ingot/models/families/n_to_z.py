@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     GatedDeltaSpec,
+    LatentSpec,
     LayerSpec,
     Mamba2Spec,
     MlpSpec,
@@ -131,7 +132,19 @@ FAMILIES = (
     ),
     # PLaMo.
     ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
-    ModelFamily("plamo2", mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)}),
+    ModelFamily(
+        "plamo2",
+        attention={
+            "Attention": AttentionSpec(
+                heads="q_num_heads",
+                kv_heads="k_num_heads",
+                joint="qkv_proj",
+                norm_eps=1e-6,
+                norm_weights=("q_weight", "k_weight"),
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
+    ),
     ModelFamily(
         "plamo3",
         attention={
@@ -253,5 +266,13 @@ FAMILIES = (
         layers={"Telechat3DecoderLayer": LayerSpec()},
     ),
     # Tencent's Youtu.
-    ModelFamily("youtu_llm", mlps={"YoutuLLMMLP": MlpSpec()}),
+    ModelFamily(
+        "youtu_llm",
+        attention={
+            "YoutuLLMAttention": AttentionSpec(
+                heads="num_heads", kv_heads="num_heads", latent=LatentSpec(unpacked="kv_b_proj")
+            )
+        },
+        mlps={"YoutuLLMMLP": MlpSpec()},
+    ),
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from ingot.models.families import a_to_g, h_to_m, n_to_z
 from ingot.models.families.description import (
     AttentionSpec,
+    ChunkedSpec,
     LayerSpec,
     MlpSpec,
     ModelFamily,
@@ -84,6 +85,11 @@ def rope_spec_of(module: object) -> RopeSpec | None:
 def layer_spec_of(layer: object) -> LayerSpec | None:
     """Of a decoder layer of a known class."""
     return _family_of(layer).layers.get(type(layer).__name__)
+
+
+def chunked_spec_of(module: object) -> ChunkedSpec | None:
+    """Of a stack of layers with chunked attention."""
+    return _family_of(module).chunked.get(type(module).__name__)
 
 
 def _family_of(module: object) -> ModelFamily:

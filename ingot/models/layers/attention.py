@@ -14,11 +14,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.attention_state import QUERY_STRIDE, AppendState
+from ingot.cache.attention_state import QUERY_STRIDE, AppendState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
 from ingot.kernels.paged_attention.selfcheck import CodedSample
-from ingot.models.families.description import AttentionSpec
+from ingot.models.families.description import AttentionSpec, PositionScaleSpec
 from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
+from ingot.models.layers.chunked_attention import ChunkedLayers
 from ingot.models.layers.gpu_linear import JoinedLinear
 from ingot.models.layers.rope import KernelRope, SharedRope
 
@@ -63,7 +64,7 @@ class CallNames:
 
 @dataclass(frozen=True, slots=True)
 class PlainNorm:
-    """An RMS norm without weights."""
+    """An RMS norm that is no module, without weights."""
 
     eps: float
 
@@ -90,6 +91,8 @@ class MixedAttention(nn.Module):
     kernel_rope: KernelRope | None
     joined_qkv: JoinedLinear | None
     joined_out: JoinedLinear | None
+    kv_layout: EqualHeads | None
+    """How the native kernels read keys and values."""
     reads_stored_kv: bool
     """Whether it attends to keys and values that an earlier layer has stored."""
 
@@ -103,7 +106,8 @@ class MixedAttention(nn.Module):
         """Whether nothing but projections comes before the norms and RoPE of queries and keys, and behind attention."""
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
-        return not gated and spec.input_norm is None and spec.token_scale is None and spec.shared_kv is None
+        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.shared_kv, spec.latent)
+        return not gated and all(each is None for each in odd)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
@@ -125,9 +129,15 @@ class MixedAttention(nn.Module):
         scale = None if spec.token_scale is None else given.get(spec.token_scale)
         if scale is not None:
             scale = scale.reshape(mixed.tokens)
+        if self._rope is None and spec.position_scale is not None:
+            scale = self._position_scale(spec.position_scale, mixed)
         if spec.shared_kv is None or not spec.shared_kv.projected:
             return AttentionInputs(x, scale)
         return AttentionInputs(x, scale, self._project_kv(x) if earlier is None else earlier)
+
+    def _position_scale(self, spec: PositionScaleSpec, mixed: MixedBatch) -> mx.array | None:
+        used, floor, scale = attrgetter(spec.used, spec.floor, spec.scale)(self)
+        return 1 + scale * mx.log(1 + mx.floor((mixed.positions + 1) / floor)) if used else None
 
     def _forward_mixed(
         self, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
@@ -166,7 +176,7 @@ class MixedAttention(nn.Module):
         found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
         joined = self._attend_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
         flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
-        flat = self._gate_output(flat, gate, inputs)
+        flat = self._gate_output(self._unpack_output(flat), gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
 
@@ -243,7 +253,15 @@ class MixedAttention(nn.Module):
         """The attention [rows, heads, width, size] of a part's queries [tokens, heads, 1, size]."""
         mask = None if masks is None else masks.parts[number]
         with state.computing(part):
-            return self._attend_tiled(mixed.split_batch_heads(number, queries), *state.keys_and_values(), mask)
+            return self._attend_tiled(mixed.split_batch_heads(number, queries), *self._read_kv(state), mask)
+
+    def _read_kv(self, state: AppendState) -> tuple[mx.array, mx.array]:
+        """The keys and values [rows, heads, tokens, size] that the open batch attends to."""
+        return state.keys_and_values()
+
+    def _unpack_output(self, attended: mx.array) -> mx.array:
+        """The attention [tokens, ...] of all tokens as it is gated and projected."""
+        return attended
 
     def _gate_output(self, attended: mx.array, gate: mx.array | None, inputs: AttentionInputs) -> mx.array:
         """The attention [..., heads * size] of all tokens, multiplied by its gate if it has one."""
@@ -274,13 +292,18 @@ class MixedAttention(nn.Module):
             queries = self._scale_tokens(queries[0], inputs)[None]
         else:
             queries, keys, values, gate = self._prepare_qkv(inputs, mixed)
+            if self.kv_layout is not None:
+                keys, values = self.kv_layout.pack(keys, values)
             queries, keys, values = (y.reshape(1, mixed.tokens, -1) for y in (queries, keys, values))
         if self._spec.shared_kv is not None and not self._spec.shared_kv.projected:
             mixed.memo["stored", state] = keys, values
-        attended = ragged(queries, keys, values, masks, state, mixed)
-        attended = self._with_bidirectional(attended[0], inputs, masks, state, mixed)[None]
+        attended = ragged(queries, keys, values, masks, state, mixed)[0]
+        if self.kv_layout is not None:
+            by_head = attended.reshape(mixed.tokens, self._heads, -1)
+            attended = by_head[..., : self.kv_layout.value_size].reshape(mixed.tokens, -1)
+        attended = self._with_bidirectional(attended, inputs, masks, state, mixed)
         project: nn.Module = self[self._spec.out]
-        return project(self._gate_output(attended, gate, inputs))
+        return project(self._gate_output(self._unpack_output(attended)[None], gate, inputs))
 
     def _with_bidirectional(
         self,
@@ -295,7 +318,7 @@ class MixedAttention(nn.Module):
         for begin, end, own in mixed.bidirectional:
             queries = self._prepare_queries(inputs.taken(slice(begin, end)), own)
             with state.computing(own.parts[0]):
-                keys, values = state.keys_and_values()
+                keys, values = self._read_kv(state)
                 mask = state.bidirectional_mask(window)
             seen = self._attend_tiled(own.split_batch_heads(0, queries), keys, values, mask)
             attended[begin:end] = own.join_batch_heads([seen])[0].astype(attended.dtype)
@@ -362,7 +385,8 @@ class MixedAttention(nn.Module):
         """Queries [tokens, ...], each token's multiplied by its own factor."""
         if inputs.token_scale is None:
             return queries
-        return queries * inputs.token_scale.reshape(-1, *[1] * (queries.ndim - 1))
+        scaled = queries * inputs.token_scale.reshape(-1, *[1] * (queries.ndim - 1))
+        return scaled.astype(queries.dtype)
 
     def _rotate(self, queries: mx.array, keys: mx.array, mixed: MixedBatch) -> tuple[mx.array, mx.array]:
         if self._rope is None:
@@ -385,7 +409,11 @@ class MixedAttention(nn.Module):
 
     def _norm_heads(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
         if self._plain_norm is not None:
-            return self._plain_norm(queries), self._plain_norm(keys)
+            queries, keys = self._plain_norm(queries), self._plain_norm(keys)
+            if self._spec.norm_weights is None:
+                return queries, keys
+            of_queries, of_keys = self._spec.norm_weights
+            return queries * self[of_queries], keys * self[of_keys]
         if self._spec.norms is None or self._spec.norms[0] not in self:
             return queries, keys
         of_queries, of_keys = self._spec.norms
@@ -447,13 +475,28 @@ def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
     return batch
 
 
+def layer_numbers(path: str) -> list[int]:
+    """The numbers in a module's path, by which modules are in order."""
+    return [int(part) for part in path.split(".") if part.isdigit()]
+
+
+def native_kv_layouts(model: nn.Module) -> list[EqualHeads | None]:
+    """How the native kernels read what each layer stores, of those layers whose attention they compute, in order."""
+    mixed = [
+        (layer_numbers(path), module)
+        for path, module in model.named_modules()
+        if isinstance(module, MixedAttention) and module.native and not module.reads_stored_kv
+    ]
+    return [module.kv_layout for _, module in sorted(mixed, key=lambda each: each[0])]
+
+
 def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
     """Whether pages are gathered for some of so many attention layers, in mixed batches of few tokens a row, and of
     more."""
     mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
     kernels = [module.paged_attention for module in mixed if not module.native]
     each = [(True, True) if paged is None else paged.gathers for paged in kernels]
-    if len(mixed) < layers:
+    if len(mixed) < layers or any(isinstance(module, ChunkedLayers) for module in model.modules()):
         each.append((True, True))
     return any(few for few, _ in each), any(many for _, many in each)
 

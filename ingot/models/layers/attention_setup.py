@@ -8,6 +8,7 @@ from operator import attrgetter
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.cache.attention_state import EqualHeads
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.paged_attention.rope import HeadRmsNorm
@@ -21,6 +22,7 @@ from ingot.models.layers.attention_backends import (
     native_head_norm,
 )
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
+from ingot.models.layers.latent_attention import LatentAttention
 from ingot.models.layers.modules import extend
 from ingot.models.layers.norms import is_rms_norm, norm_factor
 from ingot.models.layers.rope import KernelRope, KernelRopes, PeriodsRope, SharedRopes, positioned_rope
@@ -41,14 +43,18 @@ def mixed_attention_of(
     spec = attention_spec_of(module)
     if spec is None:
         return None
-    replacement: MixedAttention = extend(module, MixedAttention, "MixedBatch")
+    if spec.latent is not None and spec.latent.unpacked is None and ragged is None:
+        return None  # no kernel attends to latents, and mlx-lm's way with long prompts is the better one without
+    ours = MixedAttention if spec.latent is None else LatentAttention
+    replacement: MixedAttention = extend(module, ours, "MixedBatch")
     _describe(replacement, module, spec)
     rope = _rope_of(module, spec)
     vars(replacement)["_rope"] = rope  # no further part of the module: it has it already, or it owns no weights
     replacement._shared_rope = None if ropes is None else ropes.rope_for(rope)
     replacement._tile = None if ropes is None else QUERY_TILE
     replacement._ragged = replacement._prepared_ragged = None
-    if ragged is not None and has_equal_kv_sizes(module, spec):
+    replacement.kv_layout = None if ragged is None else kv_layout_of(module, spec)
+    if ragged is not None:
         replacement._ragged = _make_ragged_attention(replacement, ragged)
         replacement._prepared_ragged = _make_ragged_attention(replacement, ragged, prepares=False)
     replacement.paged_attention = None if kernels is None else _make_paged_attention(replacement, kernels)
@@ -94,10 +100,20 @@ def reads_stored_kv(module: nn.Module, spec: AttentionSpec) -> bool:
     return spec.projections[1] not in module if shared.reads is None else bool(attrgetter(shared.reads)(module))
 
 
-def has_equal_kv_sizes(module: nn.Module, spec: AttentionSpec) -> bool:
-    """Whether its keys are as long as its values, as the native kernels need them."""
+def kv_layout_of(module: nn.Module, spec: AttentionSpec) -> EqualHeads | None:
+    """How the native kernels read what it stores; None: as the model writes it."""
+    if spec.latent is not None:
+        rank, unrotated = attrgetter(spec.latent.rank, spec.latent.unrotated)(module)
+        if spec.latent.unpacked is None:
+            return EqualHeads(rank, latent=True)
+        rotated = module[spec.latent.latent].weight.shape[0] - rank
+        values = module[spec.latent.unpacked].weight.shape[0] // attrgetter(spec.heads)(module) - unrotated
+        return None if values == unrotated + rotated else EqualHeads(values)
     layers = [module[name] for name in spec.projections[1:] if name in module]
-    return spec.joint is not None or len({layer.weight.shape[0] for layer in layers}) <= 1
+    if spec.joint is not None or len({layer.weight.shape[0] for layer in layers}) <= 1:
+        return None
+    heads = spec.kv_heads if isinstance(spec.kv_heads, int) else attrgetter(spec.kv_heads)(module)
+    return EqualHeads(layers[1].weight.shape[0] // heads)
 
 
 def _head_size(module: MixedAttention) -> int:
@@ -116,7 +132,8 @@ def _prepares_plainly(module: MixedAttention) -> bool:
         spec.value_scale is not None and attrgetter(spec.value_scale)(module) is not None
     )
     late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
-    return not (scaled or changed or late or module.reads_stored_kv)
+    packed = spec.latent is not None or module.kv_layout is not None
+    return not (scaled or changed or late or packed or module.reads_stored_kv)
 
 
 def _norms_of(module: MixedAttention) -> list[nn.Module]:
@@ -126,7 +143,7 @@ def _norms_of(module: MixedAttention) -> list[nn.Module]:
 def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
     spec = module._spec
     norms = [] if spec.joint_head_norms else _norms_of(module)  # those that span all heads come before the kernel
-    if not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
+    if spec.norm_weights is not None or not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
         return None
     factors: list[HeadRmsNorm] = [(norm_factor(norm), float(norm.eps)) for norm in norms]
     return kernel_ropes.rope_for(
@@ -170,9 +187,10 @@ def _make_ragged_attention(
             native_head_norm(norm, whole=spec.joint_head_norms) for norm in norms
         ]
     else:
-        native_norms = [(mx.ones(_head_size(module)), module._plain_norm.eps, False, False)] * 2
+        weights = [module[name].reshape(-1) for name in spec.norm_weights or ()] or [mx.ones(_head_size(module))] * 2
+        native_norms = [(weight, module._plain_norm.eps, False, False) for weight in weights]
     # Factors of tokens are applied before the rotation, which does not change what they do, but norms would.
-    scales_first = spec.token_scale is None or not native_norms
+    scales_first = (spec.token_scale is None and spec.position_scale is None) or not native_norms
     return RaggedAttention(
         heads=module._heads,
         kv_heads=module._kv_heads,

@@ -27,6 +27,7 @@ from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
 from ingot.models.layers.attention_setup import mixed_attention_of
+from ingot.models.layers.chunked_attention import ChunkedLayers, swap_chunked_layers
 from ingot.models.layers.decode_graph import capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
@@ -83,6 +84,8 @@ def _part_of_argument(value: Any, mixed: MixedBatch, number: int, before: list[A
         tokens = mixed.taken(number, value)
         # In order: states can only be written in place while nobody waits to read them.
         return mx.depends(tokens, _first_output(before[0])) if before else tokens
+    if isinstance(value, mx.array) and value.shape[:3] == (1, 1, mixed.tokens):  # factors of tokens, for all heads
+        return mixed.taken(number, value[0])[:, None]
     return value
 
 
@@ -156,7 +159,10 @@ def is_tiled(model: nn.Module) -> bool:
     return bool(swapped) and all(isinstance(module, MixedAttention) for module in swapped)
 
 
-STAND_INS = (LayerStandIn, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP, JoinedMLP)
+STAND_INS = (
+    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP),
+    JoinedMLP,
+)
 """Classes whose modules replace mlx-lm's and share their weights."""
 
 
@@ -188,6 +194,7 @@ def swap_modules(
     """Swap the modules that ingot computes otherwise than mlx-lm does. Returns whether all layers became one operation,
     which they do not where they are to stay `apart`. `axes`: see `positioned_rope`."""
     swap_ropes(model, axes)
+    swap_chunked_layers(model)
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gated_mlps(model)

@@ -42,7 +42,6 @@ ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
     "gpt_bigcode": "positions counted by numpy from a single number",
     "llama-dynamic": "RoPE whose base follows a single length",
-    "llama4": "chunked masks made from a single number",
     "minimax_m3_vl": "blocks of keys chosen by the place in the longest row, in long prompts only",
 }
 UNMIXED = {
@@ -52,10 +51,8 @@ UNMIXED = {
     "gpt_bigcode": ONE_BY_ONE["gpt_bigcode"],
     "iquestloopcoder": "each layer is run twice, over two caches",
     "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
-    "llama4": ONE_BY_ONE["llama4"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
     "minimax_m3_vl": ONE_BY_ONE["minimax_m3_vl"],
-    "mistral4": "scales that follow positions counted from a single number",
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
@@ -230,7 +227,7 @@ def test_every_family_of_mlx_lm_is_among_these() -> None:
     assert modules == {family_configs.config(name)["model_type"] for name in family_configs.FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["llama4", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
 def test_the_engine_answers_alike_alone_and_in_company_where_rows_do_not_mix(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
