@@ -119,9 +119,13 @@ class _NudgedEmbedding:
     """Moves embeddings a little."""
 
     def __call__(self, ids: mx.array) -> mx.array:
-        y: mx.array = super().__call__(ids)  # type: ignore[misc]
-        signs = mx.where(mx.random.bernoulli(shape=y.shape[-1:], key=mx.random.key(11)), 1, -1).astype(y.dtype)
-        return y + y * signs * self._by  # type: ignore[attr-defined]
+        return nudged_states(super().__call__(ids), self._by)  # type: ignore[misc, attr-defined]
+
+
+def nudged_states(states: mx.array, by: float) -> mx.array:
+    """Hidden states, each number off by this share of it."""
+    signs = mx.where(mx.random.bernoulli(shape=states.shape[-1:], key=mx.random.key(11)), 1, -1)
+    return states + states * signs.astype(states.dtype) * by
 
 
 def nudged_embeddings(model: nn.Module, dtype: mx.Dtype) -> AbstractContextManager[None] | None:

@@ -379,6 +379,17 @@ def test_a_graph_that_says_something_else_is_not_used(
     assert "layers are not run as graphs, which is slower" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "qwen3_5"])
+def test_a_graph_may_differ_by_what_rounding_does_to_the_layers_themselves(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of many layers does."""
+    monkeypatch.setattr(decode_graph, "MOST_APART", 1e-9)
+    assert stacked(adapted(kind)).refusal is None
+    monkeypatch.setattr(decode_graph, "MOST_ROUNDING", 1e-9)
+    assert "they differ by" in str(stacked(adapted(kind)).refusal)
+
+
 @pretended
 def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: capture.EmulatedReplayStage, recorded: Any) -> capture.GraphReplay:
@@ -444,7 +455,7 @@ def adapted_rows(adapter: ModelAdapter, slots: list[int], steps: int = 3) -> lis
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma"])
 def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
     stack, bare = stacked(adapter), adapted_rows(adapter, [0, 0, 0])
