@@ -19,7 +19,7 @@ from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.models import forward as module
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward
-from ingot.models.layers.swapping import split_mixers
+from ingot.models.layers.swapping import restore_mlx_lm_modules
 from ingot.models.probe import logits_gap
 from tests import engines, tiny
 from tests.memory import pretended
@@ -169,7 +169,7 @@ def test_recurrent_layers_are_compiled_only_where_it_is_said(monkeypatch: pytest
 
 
 def test_attention_of_a_models_own_code_is_not_compiled(adapter: ModelAdapter) -> None:
-    split_mixers(adapter.model)
+    restore_mlx_lm_modules(adapter.model)
     steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60], 6)
     assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
