@@ -19,6 +19,7 @@ from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.models import forward as module
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward
+from ingot.models.layers.swapping import restore_mlx_lm_modules
 from ingot.models.probe import logits_gap
 from tests import engines, tiny
 from tests.memory import pretended
@@ -88,14 +89,6 @@ class Counted:
         self.calls += 1
         logits: mx.array = self.model(tokens, cache=cache)
         return logits
-
-
-class ReadsOffsets(Counted):
-    """One that reads how long the rows of its batch are, as mlx-lm's own attention does."""
-
-    def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        offset = mx.array(cache[0].whole.parts[0].offset)
-        return super().__call__(tokens, cache) + 0 * mx.sum(offset)
 
 
 def adapted(
@@ -178,8 +171,9 @@ def test_recurrent_layers_are_compiled_only_where_it_is_said(monkeypatch: pytest
     assert steps.refusal is None and steps.graph_count == 0
 
 
-def test_what_reads_the_lengths_of_rows_by_itself_is_not_compiled(adapter: ModelAdapter) -> None:
-    steps = CompiledSteps(ReadsOffsets(adapter.model))
+def test_attention_of_a_models_own_code_is_not_compiled(adapter: ModelAdapter) -> None:
+    restore_mlx_lm_modules(adapter.model)
+    steps = CompiledSteps(adapter.model)
     compare(adapter, steps, [3, 60], 6)
     assert steps.refusal == "qwen3 reads data of its rows that cannot be compiled"
 
