@@ -106,7 +106,8 @@ class MixedAttention(nn.Module):
         """Whether nothing but projections comes before the norms and RoPE of queries and keys, and behind attention."""
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
-        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.shared_kv, spec.latent)
+        values = (spec.value_norm, spec.value_scale)
+        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.shared_kv, spec.latent, *values)
         return not gated and all(each is None for each in odd)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -225,8 +226,11 @@ class MixedAttention(nn.Module):
         joint = self.joined_qkv(inputs.x.reshape(mixed.tokens, -1))
         if self._spec.joint_head_norms:
             joint = self._norm_jointly(joint)
-        heads = self._heads * (2 if self._spec.gated else 1) + 2 * self._kv_heads
-        return joint, (joint.shape[-1] // heads,) * 2
+        size = joint.shape[-1] // (self._heads * (2 if self._spec.gated else 1) + 2 * self._kv_heads)
+        if self._spec.value_norm is not None or self._spec.value_scale is not None:
+            begin = joint.shape[-1] - self._kv_heads * size
+            joint = mx.concatenate([joint[:, :begin], self._finish_values(joint[:, begin:])], axis=-1)
+        return joint, (size, size)
 
     def _norm_jointly(self, joint: mx.array) -> mx.array:
         """Queries, keys and values [tokens, ...] one behind another, the former normed as one each."""
@@ -325,6 +329,20 @@ class MixedAttention(nn.Module):
         return attended
 
     def _project(self, inputs: AttentionInputs) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values [1, tokens, ...]; values as they are stored."""
+        queries, keys, values = self._project_raw(inputs)
+        return queries, keys, self._finish_values(values)
+
+    def _finish_values(self, values: mx.array) -> mx.array:
+        spec = self._spec
+        if spec.value_norm is not None:
+            by_head = values.reshape(*values.shape[:-1], self._kv_heads, -1)
+            values = self[spec.value_norm](by_head).reshape(values.shape)
+        if spec.value_scale is not None and (factor := attrgetter(spec.value_scale)(self)) is not None:
+            values = values * factor
+        return values
+
+    def _project_raw(self, inputs: AttentionInputs) -> tuple[mx.array, mx.array, mx.array]:
         spec, x = self._spec, inputs.x
         if spec.joint is None:
             keys, values = self._project_kv(x) if inputs.projected is None else inputs.projected
@@ -375,10 +393,6 @@ class MixedAttention(nn.Module):
             queries, keys = self._rotate(queries, keys, mixed)
         if spec.query_scale is not None and isinstance(scale := attrgetter(spec.query_scale)(self), mx.array):
             queries = queries * scale.astype(queries.dtype)[:, None, None]
-        if spec.value_norm is not None:
-            values = self[spec.value_norm](values)
-        if spec.value_scale is not None and (factor := attrgetter(spec.value_scale)(self)) is not None:
-            values = values * factor
         return self._scale_tokens(queries, inputs), keys, values, gate
 
     def _scale_tokens(self, queries: mx.array, inputs: AttentionInputs) -> mx.array:

@@ -125,15 +125,12 @@ def _head_size(module: MixedAttention) -> int:
 
 
 def _prepares_plainly(module: MixedAttention) -> bool:
-    """Whether queries and keys are normed and then rotated, and nothing else is done to them or to values."""
+    """Whether queries and keys are normed and then rotated, and nothing else is done to them."""
     spec = module._spec
     scaled = spec.query_scale is not None and isinstance(attrgetter(spec.query_scale)(module), mx.array)
-    changed = spec.value_norm is not None or (
-        spec.value_scale is not None and attrgetter(spec.value_scale)(module) is not None
-    )
     late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
     packed = spec.latent is not None or module.kv_layout is not None
-    return not (scaled or changed or late or packed or module.reads_stored_kv)
+    return not (scaled or late or packed or module.reads_stored_kv)
 
 
 def _norms_of(module: MixedAttention) -> list[nn.Module]:
@@ -191,6 +188,7 @@ def _make_ragged_attention(
         native_norms = [(weight, module._plain_norm.eps, False, False) for weight in weights]
     # Factors of tokens are applied before the rotation, which does not change what they do, but norms would.
     scales_first = (spec.token_scale is None and spec.position_scale is None) or not native_norms
+    hands_on = spec.shared_kv is not None and not spec.shared_kv.projected  # prepared keys, to later layers
     return RaggedAttention(
         heads=module._heads,
         kv_heads=module._kv_heads,
@@ -201,5 +199,5 @@ def _make_ragged_attention(
         rope=module._rope,
         rotations=rotations,
         gated=spec.gated,
-        prepares=prepares and scales_first and _prepares_plainly(module),
+        prepares=prepares and scales_first and not hands_on and _prepares_plainly(module),
     )

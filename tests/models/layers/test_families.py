@@ -19,6 +19,7 @@ from ingot.cache.records import restore_row, take_record
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
 from ingot.kernels.device import GPUS, Device, current_device
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.forward import run_forward
 from ingot.models.probe import logits_gap
@@ -138,7 +139,19 @@ def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
     check(name, engines.GPU)
 
 
-def check(name: str, device: Device) -> None:
+@pytest.mark.skipif(not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated")
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name", ["ministral3", "gemma4", "llama4_text", "internlm2", "laguna", "muse_glimmer", "stablelm", "step3p5"]
+)
+def test_so_do_the_kernels_of_gpus_over_heads_that_they_support(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wider = {"head_dim": 16, "global_head_dim": 32, "hidden_size": 64}
+    monkeypatch.setitem(family_configs.FAMILIES, name, family_configs.FAMILIES[name] | wider)
+    adapter = check(name, engines.GPU)
+    assert not any("kernel" in note for note in adapter.notes)
+
+
+def check(name: str, device: Device) -> ModelAdapter:
     made = family(name, device)
     unmixed = UNMIXED.keys() - (MIXED_ON_GPUS if device.kind in GPUS else set())
     assert made.adapter.ragged == (name not in ONE_BY_ONE)
@@ -151,6 +164,7 @@ def check(name: str, device: Device) -> None:
         check_rows_together(made, (41, 18, 2))
     if made.adapter.mixed:
         check_mixed_rows(made)
+    return made.adapter
 
 
 def check_chunks(made: Family) -> None:
