@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parent / "source"
 PACKED, DENSE = (SOURCE.parents[1] / room / "source" for room in ("packed_matmul", "dense_matmul"))
 CHUNK = 8
 """Numbers that are read at once: ranks and what goes in are multiples of it."""
-MOST_PARTS = 3
+MOST_PARTS = 4
 _WARPS = 8
 _THREADS = 128
 _SHRINK = ("states", "matrices", "places")
@@ -59,11 +59,11 @@ def add_lora_products(
     of two layers or the halves of one, silu of the first's times the second's."""
     inner = _shrink_product(run, states, matrices.into, places)
     tokens, size = product.shape
-    first, second = _bounds(matrices.ends)
+    first, second, third = _bounds(matrices.ends)
     given = size // 2 if gated else size
     template = (
         *(("T", product.dtype), ("SIZE", size), ("RANK", matrices.out.shape[2]), ("PARTS", len(matrices.ends))),
-        *(("FIRST", first), ("SECOND", second), ("THREADS", _THREADS)),
+        *(("FIRST", first), ("SECOND", second), ("THIRD", third), ("THREADS", _THREADS)),
     )
     work = LaunchConfig(
         template, (-(-given // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, given), product.dtype),)
@@ -79,6 +79,7 @@ def _shrink_product(run: Launcher, states: mx.array, into: mx.array, places: mx.
     return run(lora_shrink_kernel(), [states, into, places], work)[0]
 
 
-def _bounds(ends: Sequence[int]) -> tuple[int, int]:
-    """Where the first and the second of up to three layers end; what is not there ends with the last."""
-    return ends[0], ends[min(1, len(ends) - 1)]
+def _bounds(ends: Sequence[int]) -> tuple[int, int, int]:
+    """Where the first three of up to four layers end; what is not there ends with the last."""
+    last = len(ends) - 1
+    return ends[0], ends[min(1, last)], ends[min(2, last)]

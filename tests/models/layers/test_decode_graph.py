@@ -455,11 +455,22 @@ def adapted_rows(adapter: ModelAdapter, slots: list[int], steps: int = 3) -> lis
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma", "qwen3_5"])
 def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
     stack, bare = stacked(adapter), adapted_rows(adapter, [0, 0, 0])
-    names = ("q_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "gate_up_proj", "down_proj")
+    names = (
+        "in_proj_qkv",
+        "in_proj_a",
+        "out_proj",
+        "q_proj",
+        "v_proj",
+        "qkv_proj",
+        "o_proj",
+        "gate_proj",
+        "gate_up_proj",
+        "down_proj",
+    )
     sizes = shapes(adapter.model, names)
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4 * n, n), rank=4 * n, scale=0.02) for n in (1, 3)]
     one, two = (adapter.loras.slot(load_lora(adapter, folder, most_rank=16).digest) for folder in folders)

@@ -1,7 +1,7 @@
 // A thread a number: what a token's adapter adds to a product, which may be of several layers one behind another.
 //
 // product [tokens, SIZE], inner [tokens, PARTS * RANK], matrices [adapters, SIZE, RANK], places [tokens]
-// -> sums [tokens, SIZE]; the first layer ends at FIRST, the second at SECOND. At place 0 is no adapter.
+// -> sums [tokens, SIZE]; the first layer ends at FIRST, the second at SECOND, the next at THIRD. At place 0 is no adapter.
 // GATED: the first of two layers, or the first half of one, is a gate's -> silu(gate) * other [tokens, SIZE / 2]
 const int token = int(threadgroup_position_in_grid.y);
 const int i = int(threadgroup_position_in_grid.x) * THREADS +
@@ -19,6 +19,6 @@ if (i < HALF) {
 }
 #else
 if (i < SIZE) {
-  sums[(size_t)token * SIZE + i] = SUM(i, (i >= FIRST ? 1 : 0) + (i >= SECOND ? 1 : 0));
+  sums[(size_t)token * SIZE + i] = SUM(i, (i >= FIRST ? 1 : 0) + (i >= SECOND ? 1 : 0) + (i >= THIRD ? 1 : 0));
 }
 #endif
