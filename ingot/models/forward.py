@@ -362,7 +362,7 @@ def _is_known_key(key: object) -> bool:
     """Whether what the memo holds there is an input of a graph, is computed from inputs, or follows from its key."""
     if isinstance(key, tuple):
         return key[0] in ("places", "rows", "runs")
-    return isinstance(key, RopeAngles) or key in ("calls", "delta")
+    return isinstance(key, RopeAngles) or key in ("calls", "delta", "positions in a model's own code")
 
 
 def attends_natively(model: Any) -> bool:

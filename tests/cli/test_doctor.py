@@ -127,7 +127,9 @@ def test_a_probe_that_dies_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPa
     assert doctor.run_mlx_probe() == (output.splitlines() or ["mlx died with code -9"])[-1]
 
 
-def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path) -> None:
+def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlx.core as mx
 
     from ingot.models.layers.modules import named_parameters
@@ -139,6 +141,7 @@ def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(family_configs.config(family)))
         mx.save_safetensors(str(folder / "model.safetensors"), dict(named_parameters(family_configs.build(family))))
+    monkeypatch.setenv("INGOT_AS", "metal")  # where no kernel attends to latents
     assert model_notes_before_loading(tmp_path / "llama") == []
     notes = model_notes_before_loading(tmp_path / "deepseek_v3")
     probed = {**WORKING, "slower": notes}

@@ -11,6 +11,7 @@ import mlx.nn as nn
 from ingot.cache.attention_state import EqualHeads
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
+from ingot.kernels.device import current_device
 from ingot.kernels.paged_attention.rope import HeadRmsNorm
 from ingot.models.families.description import AttentionSpec
 from ingot.models.families.registry import attention_spec_of
@@ -43,7 +44,7 @@ def mixed_attention_of(
     spec = attention_spec_of(module)
     if spec is None:
         return None
-    if spec.latent is not None and spec.latent.unpacked is None and ragged is None:
+    if _stores_latents(spec) and ragged is None:
         return None  # no kernel attends to latents, and mlx-lm's way with long prompts is the better one without
     ours = MixedAttention if spec.latent is None else LatentAttention
     replacement: MixedAttention = extend(module, ours, "MixedBatch")
@@ -64,6 +65,18 @@ def mixed_attention_of(
         replacement.joined_qkv = _joint_projection(replacement)
         replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
     return replacement
+
+
+def is_known_here(module: nn.Module) -> bool:
+    """Whether our attention will compute what this module computes, on the current device."""
+    spec = attention_spec_of(module)
+    if spec is None or not _stores_latents(spec):
+        return spec is not None
+    return current_device().kind == "cpu" and native.available()
+
+
+def _stores_latents(spec: AttentionSpec) -> bool:
+    return spec.latent is not None and spec.latent.unpacked is None
 
 
 def _describe(replacement: MixedAttention, module: nn.Module, spec: AttentionSpec) -> None:

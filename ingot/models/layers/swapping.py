@@ -23,10 +23,10 @@ from ingot.cache.layer_state import LayerState
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
+from ingot.models.families.registry import recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
-from ingot.models.layers.attention_setup import mixed_attention_of
+from ingot.models.layers.attention_setup import is_known_here, mixed_attention_of
 from ingot.models.layers.chunked_attention import ChunkedLayers, swap_chunked_layers
 from ingot.models.layers.decode_graph import capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
@@ -147,7 +147,7 @@ def split_mixers(model: nn.Module) -> None:
 def unknown_mixers(model: nn.Module) -> list[str]:
     """The classes of attention that run mlx-lm's own code, of a model whose modules were swapped or will be."""
     split = [module for module in model.modules() if isinstance(module, SplitMixer)]
-    left = [each for _, each in find_mixers(model) if type(each) is own_class(each) and attention_spec_of(each) is None]
+    left = [each for _, each in find_mixers(model) if type(each) is own_class(each) and not is_known_here(each)]
     return sorted(
         {own_class(each).__name__ for each in (*split, *left) if recurrence_spec_of(restored_module(each)) is None}
     )
