@@ -49,10 +49,10 @@ from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear
 from ingot.models.layers.graph_layers import (
-    AttentionInputs,
     AttentionPart,
     DeltaInputs,
     DeltaPart,
+    GraphAttentionInputs,
     GraphLayers,
     LoraGraphs,
     MixerInputs,
@@ -499,7 +499,7 @@ class DecodeGraphs:
             if key.coded[kind.group]:
                 buffers = self._addresses_of(kind.group, of_coded=True).buffers
                 coded = layer.storage.coded_pages._replace(addresses=buffers[at])
-            inputs[number] = AttentionInputs(
+            inputs[number] = GraphAttentionInputs(
                 layer.attention,
                 layer.rope,
                 layer.storage,

@@ -48,7 +48,7 @@ class UncoveredPartError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AttentionInputs:
+class GraphAttentionInputs:
     """What an attention layer of a graph reads and writes besides hidden states."""
 
     attention: PagedAttention
@@ -71,7 +71,7 @@ class DeltaInputs:
     """A buffer with the addresses of its tails and states."""
 
 
-MixerInputs = AttentionInputs | DeltaInputs
+MixerInputs = GraphAttentionInputs | DeltaInputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +109,7 @@ class AttentionPart:
         self, capture: GraphCapture, states: mx.array, inputs: MixerInputs, token: mx.array, loras: mx.array | None
     ) -> tuple[mx.array, mx.array]:
         """What is added to the hidden states, of normed ones; and a token for the next access to pages."""
-        assert isinstance(inputs, AttentionInputs)
+        assert isinstance(inputs, GraphAttentionInputs)
         slabs = inputs.storage.slabs
         projected = multiply_with_lora(capture, self.qkv, states, loras)
         if self.norm is not None:
