@@ -24,6 +24,7 @@ from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import REWIND_STATE_BYTES, Footprint
 from ingot.cache.forward_batch import ForwardPart
+from ingot.cache.pages import PAGE
 from ingot.cache.record_encoding import RecordEncoding, record_encoding_for
 from ingot.cache.records import RecordForm
 from ingot.errors import ModelError
@@ -34,7 +35,14 @@ from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
-from ingot.models.forward import CompiledSteps, attends_natively, can_compile_steps, new_batch_state, run_forward
+from ingot.models.forward import (
+    STEP_TRIALS,
+    CompiledSteps,
+    attends_natively,
+    can_compile_steps,
+    new_batch_state,
+    run_forward,
+)
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
 from ingot.models.layers.gpu_linear import reserve_scratch
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
@@ -265,7 +273,22 @@ def load_model_adapter(
     tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
     exact = dtype is not None
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
-    return adapted if sharing is None else replace(adapted, steps=None)
+    if sharing is not None:
+        return replace(adapted, steps=None)
+    if can_compile_steps(device):
+        rehearse_steps(adapted)
+    return adapted
+
+
+def rehearse_steps(adapter: ModelAdapter) -> None:
+    """Compute a short prompt and as many decode steps as it takes until they are compiled, so that no request waits for
+    a compiler."""
+    rows = adapter.new_batch_state()
+    row = rows.new()
+    for width in (PAGE, *[1] * (STEP_TRIALS + 3)):
+        logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
+        mx.eval(logits, rows.pending())
+    rows.leave(row)
 
 
 def adapt_model(

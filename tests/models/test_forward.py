@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,7 @@ from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.models import forward as module
-from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.adapter import ModelAdapter, adapt_model, rehearse_steps
 from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward
 from ingot.models.layers.swapping import restore_mlx_lm_modules
 from ingot.models.probe import logits_gap
@@ -304,6 +305,17 @@ def test_positions_that_a_models_own_code_computes_with_are_data(adapter: ModelA
         wanted, found = plain.step([7, number], plain.rows), mine.step([7, number], mine.rows)
         assert logits_gap(found, wanted) < 1e-5, f"at step {number}"
     assert steps.refusal is None and steps.graph_count > 0
+
+
+def test_steps_that_were_rehearsed_are_compiled_before_the_first_request(adapter: ModelAdapter) -> None:
+    counted = Counted(adapter.model)
+    made = replace(adapter, steps=CompiledSteps(counted))
+    rehearse_steps(made)
+    assert made.steps is not None and made.steps.refusal is None
+    calls, session = counted.calls, Session(made, made.steps, [70])
+    assert counted.calls == calls + 1, "the prompt"
+    session.step([7], session.rows)
+    assert counted.calls == calls + 1
 
 
 def test_few_graphs_are_kept(adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
