@@ -23,7 +23,9 @@ TOLD = (
 
 @pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 @pytest.mark.parametrize("cases", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512vnni"])
+@pytest.mark.parametrize(
+    "isa", ["portable", *(pytest.param(isa, marks=pytest.mark.slow) for isa in ("avx2", "avx512", "avx512vnni"))]
+)
 def test_slower_instruction_sets_give_the_same_numbers(isa: str, cases: str) -> None:
     if os.environ.get("INGOT_ISA"):
         pytest.skip("already running with another instruction set")
