@@ -75,7 +75,7 @@ def _ours(family: str, prompt: int, output: int) -> dict[str, Any]:
     from ingot.models.adapter import adapt_model
     from ingot.models.precision import settle_precision
 
-    config, model = random_model(family, mx.float32, changes=WIDE)
+    config, model = random_model(family, "float32", changes=WIDE)
     settle_precision(model, current_device(), None)
     adapter = adapt_model(model, config, current_device())
 
@@ -105,7 +105,7 @@ def _stock(family: str, prompt: int, output: int) -> dict[str, Any]:
 
     from ingot.upstream import import_upstream
 
-    _, model = random_model(family, mx.float32, changes=WIDE)
+    _, model = random_model(family, "float32", changes=WIDE)
     make_cache = import_upstream("mlx_lm.models.cache").make_prompt_cache
     tokens = mx.random.randint(0, WIDE["vocab_size"], (1, prompt))
     mx.eval(model(tokens[:, :2], cache=make_cache(model)))

@@ -1,12 +1,12 @@
-"""The shapes of model families that people run, narrow or in real sizes, and models of random weights in them."""
+"""The shapes of model families that people run, narrow or in real sizes, and models of random weights in them.
+
+It does not import mlx until a model is made: what is measured may have to bind its libraries before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import mlx.core as mx
-import mlx.nn as nn
 
 from bench.random_models import build
 
@@ -219,15 +219,18 @@ def family_config(family: str, changes: dict[str, Any], real: dict[str, Any]) ->
 
 def random_model(
     family: str,
-    dtype: mx.Dtype = mx.bfloat16,
+    dtype: str = "bfloat16",
     *,
     changes: dict[str, Any] | None = None,
     real: bool = False,
     bits: int = 4,
 ) -> tuple[dict[str, Any], Any]:
     """The config of a family, and a model with random weights of so many bits; 0: as they are."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
     config = family_config(family, changes or {}, REAL[family] if real else {})
-    model = build(config, dtype=dtype)
+    model = build(config, dtype=getattr(mx, dtype))
     if not bits:
         return config, model
     chosen: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or (lambda path, module: True)

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ingot.upstream import import_upstream
-
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 SMALL = {
     "rms_norm_eps": 1e-5,
@@ -51,6 +49,8 @@ def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: 
     """A model of mlx-lm's with random weights; `spread` widens them so that greedy choices are far from ties."""
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
+
+    from ingot.upstream import import_upstream
 
     family = (
         config["model_type"].removesuffix("_text") if config["model_type"] == "qwen3_5_text" else config["model_type"]

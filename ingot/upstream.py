@@ -101,6 +101,7 @@ from mlx_lm.models import cache as caches  # noqa: E402
 from mlx_lm.models import rope_utils  # noqa: E402
 from mlx_lm.models.activations import SwigluOAI  # noqa: E402
 from mlx_lm.models.base import create_attention_mask  # noqa: E402
+from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
 
 ArraysCache: Any = caches.ArraysCache
@@ -224,6 +225,8 @@ def packing_of(path: str, module: Any, weights: Mapping[str, mx.array]) -> dict[
 
 __all__ = [
     "ArraysCache",
+    "MultiLinear",
+    "QuantizedMultiLinear",
     "QuantizedSwitchLinear",
     "SwiGLU",
     "SwigluOAI",

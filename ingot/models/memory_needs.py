@@ -44,7 +44,15 @@ from ingot.models.pooling_models.loading import ENCODER_FAMILIES, read_model_con
 from ingot.models.precision import DTYPES_OF_16_BITS
 from ingot.models.vision.loading import has_vision_tower, unloaded_tower_parts
 from ingot.models.whisper import read_whisper_model
-from ingot.upstream import QuantizedSwitchLinear, SwitchLinear, caches, load_config, load_model, model_classes
+from ingot.upstream import (
+    QuantizedMultiLinear,
+    QuantizedSwitchLinear,
+    SwitchLinear,
+    caches,
+    load_config,
+    load_model,
+    model_classes,
+)
 
 ROW_TILE = 16  # the most rows that the native kernels pad to a multiple of
 UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
@@ -184,7 +192,8 @@ def _layer_bytes(module: Any, device: Device) -> int:
         stays = native.available() and module.weight.dtype in DTYPES_OF_16_BITS
         return int(stored if stays else 4 * module.weight.size)
     count = module.weight.size * 32 // module.bits
-    if native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode):
+    packed = native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode)
+    if packed and not isinstance(module, QuantizedMultiLinear):
         rows = module.weight.shape[-2]
         return int(stored if module.mode == "affine" else count * 10 // 8) * -(-rows // ROW_TILE) * ROW_TILE // rows
     return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
@@ -213,7 +222,7 @@ def _entry_bytes(entry: TensorEntry, device: Device) -> int:
 
 _WEIGHT_LAYERS = (
     *(nn.Linear, nn.Embedding, SwitchLinear, nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear),
-    *(BlockLinear, BlockEmbedding),
+    *(QuantizedMultiLinear, BlockLinear, BlockEmbedding),
 )
 
 

@@ -29,7 +29,7 @@ from ingot.models.layers.modules import (
     native_dense,
     native_quantized,
 )
-from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
+from ingot.upstream import MultiLinear, QuantizedMultiLinear, QuantizedSwitchLinear, SwitchLinear
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 DTYPES_OF_16_BITS = (mx.bfloat16, mx.float16)
@@ -163,8 +163,10 @@ def use_native_quantized(model: nn.Module, room: float) -> None:
     """Swap quantised layers for ones that the native kernels multiply as they are, where they then fit in `room`."""
 
     def covered(module: Any) -> bool:
-        return _is_quantized_module(module) and native.covers_packing(
-            bits=module.bits, group_size=module.group_size, mode=module.mode
+        return (
+            _is_quantized_module(module)
+            and type(module) in _PACKED
+            and native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode)
         )
 
     growth = sum(_arranged_growth(module) for _, module in _quantized_modules(model) if covered(module))
@@ -239,6 +241,7 @@ _DEQUANTIZED: dict[type, type] = {
     nn.QuantizedLinear: nn.Linear,
     nn.QuantizedEmbedding: nn.Embedding,
     QuantizedSwitchLinear: SwitchLinear,
+    QuantizedMultiLinear: MultiLinear,
 }
 _PACKED: dict[type, type] = {
     nn.QuantizedLinear: PackedLinear,

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_flatten
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from bench import random_models
 from ingot.cli.models import describe_needs
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.kernels.device import Device
@@ -19,6 +21,7 @@ from ingot.models.adapter import load_model_adapter
 from ingot.models.files.packaged import ensure_packaged_model
 from ingot.models.files.progress import no_progress
 from ingot.models.memory_needs import MemoryNeeds, memory_needs
+from ingot.upstream import MultiLinear, QuantizedMultiLinear
 from tests.engines import GPU
 from tests.memory import settled
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
@@ -96,6 +99,21 @@ def test_it_is_true_of_keys_and_values_that_are_stored_otherwise_than_a_model_wr
     weights = dict(tree_flatten(family_configs.build(family).parameters()))
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     assert needs_of(tmp_path, CPU).per_token == load_model_adapter(tmp_path, CPU).footprint.token
+
+
+@pytest.mark.cpus
+def test_quantised_weights_of_each_latent_head_become_plain_and_are_counted_so(tmp_path: Path) -> None:
+    sizes = {"qk_nope_head_dim": 32, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 32, "vocab_size": 96}
+    packing = {"group_size": 32, "bits": 4}
+    config = {**family_configs.config("deepseek_v3"), **sizes}
+    model = random_models.build(config, dtype=mx.bfloat16)
+    nn.quantize(model, **packing, class_predicate=lambda path, module: isinstance(module, MultiLinear))
+    assert any(isinstance(module, QuantizedMultiLinear) for module in model.modules())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization": packing}))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    adapter = load_model_adapter(tmp_path, CPU)
+    assert not any(isinstance(module, QuantizedMultiLinear) for module in adapter.model.modules())
+    assert needs_of(tmp_path, CPU).weights == pytest.approx(adapter.weight_bytes, rel=0.03)
 
 
 def test_nothing_is_read_of_the_weights(tmp_path: Path) -> None:
