@@ -56,6 +56,8 @@ class GraphCapture:
         self.given: list[mx.array] = []
         self.result: mx.array | None = None
         """What a replay returns."""
+        self.token = mx.zeros(1, mx.int32)
+        """What the next access to pages waits for."""
         self._own: set[int] = set()  # ids of placeholders
         self._views: dict[int, tuple[mx.array, mx.array]] = {}
 

@@ -66,12 +66,15 @@ class ResidualNorm:
         *,
         multiplier: float | None = None,
         clipped: bool = False,
+        scale: mx.array | None = None,
     ) -> None:
         """`before` is the next part's norm; what is added goes through the norm `after` its part, and is multiplied.
-        `clipped`: sums in float16 are kept finite."""
+        `clipped`: sums in float16 are kept finite. `scale`: what the sums are multiplied by."""
         self._before, self._after, self._multiplied, self._clipped = before, after, multiplier is not None, clipped
+        self._scaled = scale is not None
         eps = [0.0 if norm is None else norm.eps for norm in (before, after)]
-        self._numbers = mx.array([*eps, 1.0 if multiplier is None else multiplier, *[0.0] * 5], mx.float32)
+        factors = [1.0 if multiplier is None else multiplier, 1.0 if scale is None else float(scale.item())]
+        self._numbers = mx.array([*eps, *factors, *[0.0] * 4], mx.float32)
         mx.eval(self._numbers, [norm.weight for norm in (before, after) if norm is not None])
 
     def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
@@ -86,6 +89,7 @@ class ResidualNorm:
             *(("NORMED", self._before is not None), ("AFTER", with_after)),
             ("SCALED", added is not None and self._multiplied),
             ("CLIPPED", self._clipped and states.dtype == mx.float16),
+            ("RESCALED", added is not None and self._scaled),
         )
         outputs = (none if added is None else whole, none if self._before is None else whole)
         inputs = [

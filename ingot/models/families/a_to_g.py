@@ -8,13 +8,13 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     LatentSpec,
-    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
     MtpSpec,
     NormSpec,
     SharedKvSpec,
+    two_blocks,
 )
 
 _LATENT_ATTENTION = AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())
@@ -109,7 +109,7 @@ FAMILIES = (
         "ernie4_5",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        layers={"DecoderLayer": LayerSpec()},
+        layers={"DecoderLayer": two_blocks()},
     ),
     ModelFamily(
         "ernie4_5_moe",
@@ -137,11 +137,11 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
         mlps={"MLP": MlpSpec()},
         layers={
-            "TransformerBlock": LayerSpec(
-                norm_before_mixer=None,
-                norm_after_mixer="post_attention_layernorm",
-                norm_before_mlp=None,
-                norm_after_mlp="post_feedforward_layernorm",
+            "TransformerBlock": two_blocks(
+                before_mixer=None,
+                after_mixer="post_attention_layernorm",
+                before_mlp=None,
+                after_mlp="post_feedforward_layernorm",
             )
         },
     ),
@@ -173,7 +173,7 @@ FAMILIES = (
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec(act="gelu")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily(
         "gemma2",
@@ -181,10 +181,10 @@ FAMILIES = (
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
         layers={
-            "TransformerBlock": LayerSpec(
-                norm_after_mixer="post_attention_layernorm",
-                norm_before_mlp="pre_feedforward_layernorm",
-                norm_after_mlp="post_feedforward_layernorm",
+            "TransformerBlock": two_blocks(
+                after_mixer="post_attention_layernorm",
+                before_mlp="pre_feedforward_layernorm",
+                after_mlp="post_feedforward_layernorm",
             )
         },
     ),
@@ -194,10 +194,10 @@ FAMILIES = (
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
         layers={
-            "TransformerBlock": LayerSpec(
-                norm_after_mixer="post_attention_layernorm",
-                norm_before_mlp="pre_feedforward_layernorm",
-                norm_after_mlp="post_feedforward_layernorm",
+            "TransformerBlock": two_blocks(
+                after_mixer="post_attention_layernorm",
+                before_mlp="pre_feedforward_layernorm",
+                after_mlp="post_feedforward_layernorm",
                 clipped=True,
             )
         },
@@ -232,17 +232,13 @@ FAMILIES = (
         "glm",
         attention={"GLMAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"GLMMLP": MlpSpec(gate="gate_up_proj", up=None)},
-        layers={"GLMBlock": LayerSpec()},
+        layers={"GLMBlock": two_blocks()},
     ),
     ModelFamily(
         "glm4",
         attention={"Glm4Attention": AttentionSpec()},
         mlps={"Glm4MLP": MlpSpec(gate="gate_up_proj", up=None)},
-        layers={
-            "Glm4DecoderLayer": LayerSpec(
-                norm_after_mixer="post_self_attn_layernorm", norm_after_mlp="post_mlp_layernorm"
-            )
-        },
+        layers={"Glm4DecoderLayer": two_blocks(after_mixer="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")},
     ),
     ModelFamily(
         "glm4_moe",
@@ -291,7 +287,7 @@ FAMILIES = (
         "granite",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        layers={"TransformerBlock": LayerSpec(multiplier="residual_multiplier")},
+        layers={"TransformerBlock": two_blocks(multiplier="residual_multiplier")},
     ),
     ModelFamily("granitemoe", attention={"GraniteMoeAttention": AttentionSpec()}),
     ModelFamily(

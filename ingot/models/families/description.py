@@ -149,19 +149,38 @@ RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec
 
 
 @dataclass(frozen=True)
-class LayerSpec:
-    """A decoder layer: `h = x + mixer(x)`, then `h + mlp(h)`, each between the norms that there are; and the names of
-    its parts."""
+class BlockSpec:
+    """A residual block of a layer, `x + multiplier * norm_after(part(norm_before(x)))`, by the names of its parts."""
 
-    attention: str = "self_attn"
-    recurrence: str | None = None  # the mixer of layers that have this part instead of attention
-    mlp: str = "mlp"
-    norm_before_mixer: str | None = "input_layernorm"
-    norm_after_mixer: str | None = None
-    norm_before_mlp: str | None = "post_attention_layernorm"
-    norm_after_mlp: str | None = None
-    multiplier: str | None = None  # of what is added
+    parts: tuple[str, ...]  # a layer has the first of them, or the next one
+    norm_before: str | None = None
+    norm_after: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A decoder layer: its residual blocks, one after another."""
+
+    blocks: tuple[BlockSpec, ...]
+    multiplier: str | None = None  # of what each block adds
     clipped: bool = False  # sums in float16 are kept finite
+    scale: str | None = None  # what the layer's output is multiplied by
+
+
+def two_blocks(
+    mixer: str | tuple[str, ...] = "self_attn",
+    mlp: str = "mlp",
+    *,
+    before_mixer: str | None = "input_layernorm",
+    after_mixer: str | None = None,
+    before_mlp: str | None = "post_attention_layernorm",
+    after_mlp: str | None = None,
+    **options: Any,
+) -> LayerSpec:
+    """A layer of a mixer, the first that it has of those named, and an MLP, between the norms that there are."""
+    mixers = (mixer,) if isinstance(mixer, str) else mixer
+    blocks = BlockSpec(mixers, before_mixer, after_mixer), BlockSpec((mlp,), before_mlp, after_mlp)
+    return LayerSpec(blocks, **options)
 
 
 @dataclass(frozen=True)

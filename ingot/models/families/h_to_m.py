@@ -9,7 +9,6 @@ from ingot.models.families.description import (
     AttentionSpec,
     ChunkedSpec,
     LatentSpec,
-    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -19,6 +18,7 @@ from ingot.models.families.description import (
     RopeSpec,
     SharedKvSpec,
     ShortConvSpec,
+    two_blocks,
 )
 
 FAMILIES = (
@@ -27,7 +27,7 @@ FAMILIES = (
         "helium",
         attention={"HeliumAttention": AttentionSpec()},
         mlps={"HeliumMLP": MlpSpec()},
-        layers={"HeliumDecoderLayer": LayerSpec()},
+        layers={"HeliumDecoderLayer": two_blocks()},
     ),
     # Tencent's Hunyuan.
     ModelFamily(
@@ -116,7 +116,7 @@ FAMILIES = (
         "llama",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily(
         "llama4",
@@ -154,7 +154,7 @@ FAMILIES = (
         "mimo",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
         head=MtpSpec(
             inside="mtp_layers.0.",
             embedding_norm="token_layernorm",

@@ -9,23 +9,23 @@ from ingot.models.families.description import (
     AttentionSpec,
     GatedDeltaSpec,
     LatentSpec,
-    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
     MtpSpec,
     NormSpec,
+    two_blocks,
 )
 
 _OLMO_ATTENTION = AttentionSpec(
     heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm"), joint_head_norms=True
 )
 
-_OLMO_LAYER = LayerSpec(
-    norm_before_mixer=None,
-    norm_after_mixer="post_attention_layernorm",
-    norm_before_mlp=None,
-    norm_after_mlp="post_feedforward_layernorm",
+_OLMO_LAYER = two_blocks(
+    before_mixer=None,
+    after_mixer="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
 )
 
 _QWEN_MTP = MtpSpec(
@@ -118,7 +118,7 @@ FAMILIES = (
         "phi3",
         attention={"Attention": AttentionSpec(joint="qkv_proj")},
         mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily("phi3small", refused="mlx-lm's code for it lets the tokens of a prompt see the ones after them"),
     ModelFamily("phimoe", attention={"Attention": AttentionSpec()}),
@@ -172,14 +172,14 @@ FAMILIES = (
         "qwen2",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily("qwen2_moe", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
     ModelFamily(
         "qwen3",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec()},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily(
         "qwen3_moe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"MLP": MlpSpec()}
@@ -198,7 +198,7 @@ FAMILIES = (
     ModelFamily(
         "qwen3_5",
         recurrences={"GatedDeltaNet": GatedDeltaSpec()},
-        layers={"DecoderLayer": LayerSpec(recurrence="linear_attn")},
+        layers={"DecoderLayer": two_blocks(("linear_attn", "self_attn"))},
         text_only=("qwen3_5_text",),
         head=_QWEN_MTP,
     ),
@@ -208,7 +208,7 @@ FAMILIES = (
         "seed_oss",
         attention={"Attention": AttentionSpec()},
         mlps={"MLP": MlpSpec()},
-        layers={"TransformerBlock": LayerSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     # iFlytek's Spark.
     ModelFamily(
@@ -263,7 +263,7 @@ FAMILIES = (
         "telechat3",
         attention={"Telechat3Attention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"Telechat3MLP": MlpSpec()},
-        layers={"Telechat3DecoderLayer": LayerSpec()},
+        layers={"Telechat3DecoderLayer": two_blocks()},
     ),
     # Tencent's Youtu.
     ModelFamily(

@@ -465,18 +465,16 @@ class DecodeGraphs:
         states = capture.give((tokens, parts.size), context.dtype)
         inputs = self._give_inputs(capture, context, key)
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
-        token, added = mx.zeros(1, mx.int32), None
-        residuals = iter(parts.residuals)
-        for layer, own in zip(parts.layers, inputs, strict=True):
-            states, normed = next(residuals)(capture, states, added)
-            added, token = layer.mixer.capture(capture, normed, own, token, loras)
-            states, normed = next(residuals)(capture, states, added)
-            added = layer.mlp.capture(capture, normed, loras)
+        added, residuals = None, iter(parts.residuals)
+        for number, layer in enumerate(parts.layers):
+            for part in layer.parts:
+                states, normed = next(residuals)(capture, states, added)
+                added = part.capture(capture, normed, inputs.get(number), loras)
         capture.result, _ = next(residuals)(capture, states, added)
         return capture
 
-    def _give_inputs(self, capture: GraphCapture, context: _StepContext, key: _GraphKey) -> list[MixerInputs]:
-        """Placeholders for a step's inputs (`_GraphStep.inputs`), as each layer takes them."""
+    def _give_inputs(self, capture: GraphCapture, context: _StepContext, key: _GraphKey) -> dict[int, MixerInputs]:
+        """Placeholders for a step's inputs (`_GraphStep.inputs`), as each layer's mixer takes them, by its number."""
         angles = [capture.give(shape, mx.float32) for shape in key.angles]
         slots, tables, rows = [], [], []
         bounds = {kind.group: bound for kind, bound in zip(context.kinds, key.rows, strict=True)}
@@ -509,7 +507,7 @@ class DecodeGraphs:
                 self._addresses_of(kind.group, of_coded=False).buffers[at],
                 coded,
             )
-        return [inputs[number] for number in range(len(self.layers))]
+        return inputs
 
 
 def _difference(right: Sequence[mx.array], found: Sequence[mx.array], moved: Sequence[mx.array]) -> str | None:

@@ -107,17 +107,22 @@ def plain_programs_of(model: Any) -> list[LayerProgram]:
 
 def _is_plain(program: LayerProgram) -> bool:
     """Whether a layer computes what Llama's do, as far as its program says."""
-    attention, mlp = attention_spec_of(program.mixer), mlp_spec_of(program.mlp)
-    if attention is None or mlp is None or program.multiplier is not None or program.clipped:
+    if len(program.blocks) != 2 or program.multiplier is not None or program.clipped or program.scale is not None:
+        return False
+    mixer, mlp_block = program.blocks
+    attention, mlp = attention_spec_of(mixer.part), mlp_spec_of(mlp_block.part)
+    if attention is None or mlp is None:
         return False
     if not isinstance(attention.scale, str) or not isinstance(attention.kv_heads, str):
         return False
     named = replace(attention, heads=_PLAIN.heads, kv_heads=_PLAIN.kv_heads, scale=_PLAIN.scale, out=_PLAIN.out)
     if replace(named, norms=None) != _PLAIN or mlp.act != "silu" or mlp.up is None:
         return False
-    before, after, before_mlp, after_mlp = program.norms
-    norms = [before, before_mlp, *(program.mixer[name] for name in attention.norms or () if name in program.mixer)]
-    if after is not None or after_mlp is not None or any(type(norm) is not nn.RMSNorm for norm in norms):
+    head_norms = (mixer.part[name] for name in attention.norms or () if name in mixer.part)
+    norms = [*(block.norm_before for block in program.blocks), *head_norms]
+    if any(block.norm_after is not None for block in program.blocks):
+        return False
+    if any(type(norm) is not nn.RMSNorm for norm in norms):
         return False
     return len({norm.eps for norm in norms if norm is not None}) == 1
 
@@ -136,25 +141,27 @@ class _HeadShape(NamedTuple):
 
     @classmethod
     def of(cls, program: LayerProgram) -> _HeadShape:
-        spec = attention_spec_of(program.mixer)
+        attention = program.blocks[0].part
+        spec = attention_spec_of(attention)
         assert spec is not None
         names = (spec.heads, spec.kv_heads, spec.scale)
-        heads, kv_heads, scale = (attrgetter(name)(program.mixer) for name in names if isinstance(name, str))
-        return cls(heads, kv_heads, program.mixer.k_proj.weight.shape[0] // kv_heads, scale)
+        heads, kv_heads, scale = (attrgetter(name)(attention) for name in names if isinstance(name, str))
+        return cls(heads, kv_heads, attention.k_proj.weight.shape[0] // kv_heads, scale)
 
 
 def _native_stack(layers: list[Any], programs: list[LayerProgram], heads: _HeadShape) -> native.NativeLayerStack | None:
-    rope = programs[0].mixer.rope
+    attentions = [program.blocks[0].part for program in programs]
+    rope = attentions[0].rope
     # Some families leave the positions out of some layers, or let some see only a window.
     if not all(
-        _is_same_rotation(program.mixer.rope, rope) and not vars(layer).get("use_sliding")
-        for layer, program in zip(layers, programs, strict=True)
+        _is_same_rotation(attention.rope, rope) and not vars(layer).get("use_sliding")
+        for layer, attention in zip(layers, attentions, strict=True)
     ):
         return None
     weights = [[native_weights_of(module) for module in _layer_matrices(program)] for program in programs]
     if any(weight is None for own in weights for weight in own):
         return None
-    rotation, before = rope.rotation, programs[0].norm_before_mixer
+    rotation, before = rope.rotation, programs[0].blocks[0].norm_before
     assert before is not None
     stack = native.NativeLayerStack(
         rotation.scale / rotation.periods,
@@ -169,7 +176,7 @@ def _native_stack(layers: list[Any], programs: list[LayerProgram], heads: _HeadS
     )
     for program, own in zip(programs, weights, strict=True):
         stack.add(
-            norms=tuple(norm.weight for norm in program.norms if norm is not None),
+            norms=tuple(block.norm_before.weight for block in program.blocks if block.norm_before is not None),
             matrices=own,
             head_norms=_head_norms(program),
         )
@@ -178,11 +185,12 @@ def _native_stack(layers: list[Any], programs: list[LayerProgram], heads: _HeadS
 
 def _head_norms(program: LayerProgram) -> tuple[mx.array | None, mx.array | None]:
     """The weights of the norms of queries and keys."""
-    spec = attention_spec_of(program.mixer)
+    attention = program.blocks[0].part
+    spec = attention_spec_of(attention)
     names = None if spec is None else spec.norms
-    if names is None or names[0] not in program.mixer:
+    if names is None or names[0] not in attention:
         return None, None
-    return program.mixer[names[0]].weight, program.mixer[names[1]].weight
+    return attention[names[0]].weight, attention[names[1]].weight
 
 
 def _is_same_rotation(rope: nn.Module, other: nn.Module) -> bool:
@@ -191,9 +199,10 @@ def _is_same_rotation(rope: nn.Module, other: nn.Module) -> bool:
 
 
 def _layer_matrices(program: LayerProgram) -> tuple[Any, ...]:
-    attention, mlp = attention_spec_of(program.mixer), mlp_spec_of(program.mlp)
-    assert attention is not None and mlp is not None and mlp.up is not None
+    mixer, mlp = (block.part for block in program.blocks)
+    attention_spec, mlp_spec = attention_spec_of(mixer), mlp_spec_of(mlp)
+    assert attention_spec is not None and mlp_spec is not None and mlp_spec.up is not None
     return (
-        *(program.mixer[name] for name in ("q_proj", "k_proj", "v_proj", attention.out)),
-        *(program.mlp[name] for name in (mlp.gate, mlp.up, mlp.down)),
+        *(mixer[name] for name in ("q_proj", "k_proj", "v_proj", attention_spec.out)),
+        *(mlp[name] for name in (mlp_spec.gate, mlp_spec.up, mlp_spec.down)),
     )

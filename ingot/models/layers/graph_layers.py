@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -74,6 +74,19 @@ class DeltaInputs:
 MixerInputs = GraphAttentionInputs | DeltaInputs
 
 
+class GraphPart(Protocol):
+    """What a residual block computes."""
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        """Those that adapters may add to."""
+
+    def capture(
+        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
+    ) -> mx.array:
+        """What is added to the hidden states, of normed ones. `inputs`: what a mixer reads and writes besides."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPart:
     """Norms of queries and keys, RoPE, attention over pages, and the projections around them."""
@@ -86,8 +99,8 @@ class AttentionPart:
     out: JoinedLinear
 
     @classmethod
-    def of(cls, module: Any) -> AttentionPart:
-        if not isinstance(module, MixedAttention) or not module.is_plain_around_attention:
+    def of(cls, module: MixedAttention) -> AttentionPart:
+        if not module.is_plain_around_attention:
             raise UncoveredPartError(f"attention by {own_class(module).__name__}")
         if module.kernel_rope is None:
             raise UncoveredPartError("the norms or rotary positions of queries and keys")
@@ -106,9 +119,8 @@ class AttentionPart:
         return outputs // (self.module._heads * (2 if self.module._spec.gated else 1) + 2 * self.module._kv_heads)
 
     def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs, token: mx.array, loras: mx.array | None
-    ) -> tuple[mx.array, mx.array]:
-        """What is added to the hidden states, of normed ones; and a token for the next access to pages."""
+        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
+    ) -> mx.array:
         assert isinstance(inputs, GraphAttentionInputs)
         slabs = inputs.storage.slabs
         projected = multiply_with_lora(capture, self.qkv, states, loras)
@@ -116,12 +128,12 @@ class AttentionPart:
             projected = self.norm(capture, projected)
         with slabs.standing_for(inputs.addresses):
             rope, attention = inputs.rope.by(capture), inputs.attention.by(capture)
-            queries, token = rope(projected, inputs.angles, inputs.slots, slabs, token)
-            attended = attention.attend(queries, inputs.rows, slabs, token, inputs.coded)
+            queries, capture.token = rope(projected, inputs.angles, inputs.slots, slabs, capture.token)
+            attended = attention.attend(queries, inputs.rows, slabs, capture.token, inputs.coded)
         if self.module._spec.gated:
             attended = gate_heads(capture, attended, projected)
         flat = capture.shaped(attended, (states.shape[0], attended.size // states.shape[0]))
-        return multiply_with_lora(capture, self.out, flat, loras), token
+        return multiply_with_lora(capture, self.out, flat, loras)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,9 +146,7 @@ class DeltaPart:
     out: JoinedLinear
 
     @classmethod
-    def of(cls, module: Any) -> DeltaPart:
-        if not isinstance(module, KernelGatedDelta):
-            raise UncoveredPartError(f"recurrences of {own_class(module).__name__}")
+    def of(cls, module: KernelGatedDelta) -> DeltaPart:
         norm = GatedNorm(RmsNormWeights(module.norm.weight, float(module.norm.eps)))
         return cls(module._kernels, norm, _covered_product(module.joined_in), _covered_product(module.joined_out))
 
@@ -149,9 +159,8 @@ class DeltaPart:
         return state.in_place(self.kernels.shape.tail, self.kernels.shape.state)
 
     def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs, token: mx.array, loras: mx.array | None
-    ) -> tuple[mx.array, mx.array]:
-        """What is added to the hidden states, of normed ones; pages are not accessed."""
+        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
+    ) -> mx.array:
         assert isinstance(inputs, DeltaInputs)
         joint, kernels = multiply_with_lora(capture, self.joint, states, loras), self.kernels.by(capture)
         gates, strengths, decays = kernels.shape.columns
@@ -159,7 +168,7 @@ class DeltaPart:
         read, _ = kernels.advance(convolved, joint, joint, inputs.spans, inputs.addresses, (decays, strengths))
         gated = self.norm(capture, read, joint, gates)
         flat = capture.shaped(gated, (states.shape[0], gated.size // states.shape[0]))
-        return multiply_with_lora(capture, self.out, flat, loras), token
+        return multiply_with_lora(capture, self.out, flat, loras)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,17 +180,16 @@ class MlpPart:
     down: JoinedLinear
 
     @classmethod
-    def of(cls, module: Any) -> MlpPart:
-        if not isinstance(module, JoinedMLP):
-            raise UncoveredPartError(f"MLPs of {own_class(module).__name__}")
+    def of(cls, module: JoinedMLP) -> MlpPart:
         return cls(module, _covered_product(module.joined_gate_up), _covered_product(module.joined_down))
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
         return self.gate_up, self.down
 
-    def capture(self, capture: GraphCapture, states: mx.array, loras: mx.array | None) -> mx.array:
-        """What is added to the hidden states, of normed ones."""
+    def capture(
+        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
+    ) -> mx.array:
         return multiply_with_lora(capture, self.down, self._gated(capture, states, loras), loras)
 
     def _gated(self, capture: GraphCapture, states: mx.array, loras: mx.array | None) -> mx.array:
@@ -200,19 +208,19 @@ class MlpPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphLayer:
-    """The parts of a layer."""
+    """The parts of a layer's residual blocks."""
 
-    mixer: AttentionPart | DeltaPart
-    mlp: MlpPart
+    parts: tuple[GraphPart, ...]
 
     @property
-    def products(self) -> tuple[JoinedLinear, ...]:
-        return *self.mixer.products, *self.mlp.products
+    def mixer(self) -> AttentionPart | DeltaPart | None:
+        """The part that has a state, if there is one."""
+        return next((part for part in self.parts if isinstance(part, AttentionPart | DeltaPart)), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphLayers:
-    """The parts of all layers, and what is between these parts: two for each layer, and one behind the last."""
+    """The parts of all layers, and what is between these parts: one before each of them, and one behind the last."""
 
     layers: Sequence[GraphLayer]
     residuals: Sequence[ResidualNorm]
@@ -221,7 +229,7 @@ class GraphLayers:
 
     @property
     def products(self) -> list[JoinedLinear]:
-        return [product for layer in self.layers for product in layer.products]
+        return [product for layer in self.layers for part in layer.parts for product in part.products]
 
 
 def graph_layers_of(model: Any) -> GraphLayers:
@@ -234,10 +242,10 @@ def graph_layers_of(model: Any) -> GraphLayers:
         programs.append(program)
     if not programs:
         raise UncoveredPartError("layers of this model, which are not where others have theirs")
-    layers = [GraphLayer(_mixer_part(program), MlpPart.of(program.mlp)) for program in programs]
+    layers = [GraphLayer(tuple(_part_of(block.part) for block in program.blocks)) for program in programs]
     if not any(isinstance(layer.mixer, AttentionPart) for layer in layers):
         raise UncoveredPartError("layers without attention")
-    size = layers[0].mlp.down.linear.weight.shape[0]
+    size = layers[0].parts[-1].products[-1].linear.weight.shape[0]
     return GraphLayers(layers, _residual_norms(programs), size)
 
 
@@ -249,23 +257,33 @@ def _joint_norm(module: MixedAttention) -> JointNorm | None:
     return JointNorm(queries, keys)
 
 
-def _mixer_part(program: LayerProgram) -> AttentionPart | DeltaPart:
-    return DeltaPart.of(program.mixer) if program.is_recurrent else AttentionPart.of(program.mixer)
+def _part_of(module: Any) -> GraphPart:
+    """Raises UncoveredPartError."""
+    if isinstance(module, JoinedMLP):
+        return MlpPart.of(module)
+    if isinstance(module, KernelGatedDelta):
+        return DeltaPart.of(module)
+    if isinstance(module, MixedAttention):
+        return AttentionPart.of(module)
+    raise UncoveredPartError(own_class(module).__name__)
 
 
 def _residual_norms(programs: Sequence[LayerProgram]) -> list[ResidualNorm]:
-    norms = [_norm_weights(norm) for program in programs for norm in program.norms]
-    befores, afters = [*norms[::2], None], [None, *norms[1::2]]
-    added = [None, *(program for program in programs for _ in range(2))]  # whose part is added
-    return [
-        ResidualNorm(
-            before,
-            after,
-            multiplier=None if program is None else program.multiplier,
-            clipped=program is not None and program.clipped,
+    """Each adds what one block gave, and norms the sums for the next block."""
+    blocks = [(program, block) for program in programs for block in program.blocks]
+    norms, last = [ResidualNorm(_norm_weights(blocks[0][1].norm_before))], len(blocks) - 1
+    for number, (program, block) in enumerate(blocks):
+        following = None if number == last else blocks[number + 1][1].norm_before
+        norms.append(
+            ResidualNorm(
+                _norm_weights(following),
+                _norm_weights(block.norm_after),
+                multiplier=program.multiplier,
+                clipped=program.clipped,
+                scale=program.scale if block is program.blocks[-1] else None,
+            )
         )
-        for before, after, program in zip(befores, afters, added, strict=True)
-    ]
+    return norms
 
 
 def _norm_weights(norm: nn.Module | None) -> RmsNormWeights | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.models.families.description import LayerSpec
@@ -18,25 +19,24 @@ from ingot.models.families.registry import layer_spec_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerProgram:
-    """`h = x + multiplier * norm_after_mixer(mixer(norm_before_mixer(x)))`, then the same with its MLP; norms that a
-    family does not have are None."""
+class ResidualBlock:
+    """`x + multiplier * norm_after(part(norm_before(x)))`; norms that a family does not have are None."""
 
-    mixer: Any
-    is_recurrent: bool
-    mlp: Any
-    norm_before_mixer: nn.Module | None
-    norm_after_mixer: nn.Module | None
-    norm_before_mlp: nn.Module | None
-    norm_after_mlp: nn.Module | None
+    part: Any
+    norm_before: nn.Module | None
+    norm_after: nn.Module | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerProgram:
+    """The residual blocks of a layer, in the order in which they are computed."""
+
+    blocks: tuple[ResidualBlock, ...]
     multiplier: float | None
     clipped: bool
     """Whether sums in float16 are kept finite."""
-
-    @property
-    def norms(self) -> tuple[nn.Module | None, ...]:
-        """In the order in which they are computed."""
-        return self.norm_before_mixer, self.norm_after_mixer, self.norm_before_mlp, self.norm_after_mlp
+    scale: mx.array | None
+    """What the layer's output is multiplied by."""
 
 
 def layer_program_of(layer: Any) -> LayerProgram | None:
@@ -44,21 +44,22 @@ def layer_program_of(layer: Any) -> LayerProgram | None:
     spec: LayerSpec | None = layer_spec_of(layer)
     if spec is None:
         return None
-    is_recurrent = spec.recurrence is not None and spec.recurrence in layer
 
     def norm(name: str | None) -> nn.Module | None:
         return None if name is None else layer[name]
 
     return LayerProgram(
-        layer[spec.recurrence if is_recurrent else spec.attention],
-        is_recurrent,
-        layer[spec.mlp],
-        norm(spec.norm_before_mixer),
-        norm(spec.norm_after_mixer),
-        norm(spec.norm_before_mlp),
-        norm(spec.norm_after_mlp),
+        tuple(
+            ResidualBlock(
+                layer[next(part for part in block.parts if part in layer)],
+                norm(block.norm_before),
+                norm(block.norm_after),
+            )
+            for block in spec.blocks
+        ),
         None if spec.multiplier is None else float(attrgetter(spec.multiplier)(layer)),
         spec.clipped,
+        None if spec.scale is None else layer[spec.scale],
     )
 
 

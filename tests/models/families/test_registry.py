@@ -18,11 +18,11 @@ from ingot.models.families import registry
 from ingot.models.families.description import (
     AttentionSpec,
     GatedDeltaSpec,
-    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
     NormSpec,
+    two_blocks,
 )
 from ingot.models.families.registry import MODEL_FAMILIES, index_families
 from tests.models.layers import family_configs
@@ -109,7 +109,7 @@ def test_a_module_is_looked_up_by_its_own_class() -> None:
     assert registry.recurrence_spec_of(of("qwen3_next.Qwen3NextGatedDeltaNet")) == GatedDeltaSpec(joint=True)
     assert registry.recurrence_spec_of(of("mamba2.Mamba2Block")) == Mamba2Spec()
     assert registry.norm_spec_of(of("gemma2.RMSNorm")) == NormSpec("rms", one_more=True)
-    assert registry.layer_spec_of(of("granite.TransformerBlock")) == LayerSpec(multiplier="residual_multiplier")
+    assert registry.layer_spec_of(of("granite.TransformerBlock")) == two_blocks(multiplier="residual_multiplier")
     assert registry.layer_spec_of(of("llama.Attention")) is None
     assert registry.attention_spec_of(of("llama.MLP")) is None
     assert registry.attention_spec_of(of("unheard_of.Attention")) is None

@@ -1,9 +1,9 @@
 // One group a token: what a part of a layer gave is added to the states, and these are normed for the next part.
 //
 // states, added [tokens, SIZE], weight, after [SIZE], numbers [8] (what is added to the mean of squares of the sums, and of what
-// is added; what the latter is multiplied by) -> sums, normed [tokens, SIZE]
+// is added; what the latter and what the sums are multiplied by) -> sums, normed [tokens, SIZE]
 // What is not ADDED is not read, and what is not NORMED is not written. What is added is itself normed AFTER its part, or SCALED;
-// CLIPPED sums stay finite in float16.
+// CLIPPED sums stay finite in float16; RESCALED ones are multiplied once they are rounded.
 constexpr int EACH = (SIZE + WARPS * 32 - 1) / (WARPS * 32);
 const int lane = int(thread_index_in_simdgroup), warp = int(simdgroup_index_in_threadgroup);
 const int thread = warp * 32 + lane, from = int(threadgroup_position_in_grid.x) * SIZE;
@@ -63,7 +63,7 @@ for (int n = 0; n < EACH; ++n) {
     if (CLIPPED) {
       whole = whole > 65504.0f ? 65504.0f : whole < -65504.0f ? -65504.0f : whole;
     }
-    const T sum = T(whole);
+    const T sum = RESCALED ? T(float(T(whole)) * float(T(numbers[3]))) : T(whole);
     sums[from + i] = sum;
     x[n] = float(sum);
   }
