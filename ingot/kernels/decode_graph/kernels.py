@@ -66,14 +66,14 @@ class ResidualNorm:
         *,
         multiplier: float | None = None,
         clipped: bool = False,
-        scale: mx.array | None = None,
+        scale: float | None = None,
     ) -> None:
         """`before` is the next part's norm; what is added goes through the norm `after` its part, and is multiplied.
         `clipped`: sums in float16 are kept finite. `scale`: what the sums are multiplied by."""
         self._before, self._after, self._multiplied, self._clipped = before, after, multiplier is not None, clipped
         self._scaled = scale is not None
         eps = [0.0 if norm is None else norm.eps for norm in (before, after)]
-        factors = [1.0 if multiplier is None else multiplier, 1.0 if scale is None else float(scale.item())]
+        factors = [1.0 if multiplier is None else multiplier, 1.0 if scale is None else scale]
         self._numbers = mx.array([*eps, *factors, *[0.0] * 4], mx.float32)
         mx.eval(self._numbers, [norm.weight for norm in (before, after) if norm is not None])
 

@@ -35,7 +35,7 @@ class LayerProgram:
     multiplier: float | None
     clipped: bool
     """Whether sums in float16 are kept finite."""
-    scale: mx.array | None
+    scale: float | None
     """What the layer's output is multiplied by."""
 
 
@@ -59,8 +59,14 @@ def layer_program_of(layer: Any) -> LayerProgram | None:
         ),
         None if spec.multiplier is None else float(attrgetter(spec.multiplier)(layer)),
         spec.clipped,
-        None if spec.scale is None else layer[spec.scale],
+        None if spec.scale is None else _number(layer[spec.scale]),
     )
+
+
+def _number(array: mx.array) -> float:
+    value = array.item()
+    assert isinstance(value, float)
+    return value
 
 
 def decoder_of(model: Any) -> Any:
