@@ -288,9 +288,9 @@ class MixtureTrial:
         return ExpertWeights(mixture.packing, weight, scales, biases, bias)
 
     def ours(self, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
-        curve: Any = "swiglu_oai" if self.mixture.clipped else "silu"
+        activation: Any = "swiglu_oai" if self.mixture.clipped else "silu"
         weights = (self.gate, self.up, self.down)
-        return GroupedExperts(run, *weights, dtype=mx.bfloat16, curve=curve, tuning=tuning)
+        return GroupedExperts(run, *weights, dtype=mx.bfloat16, activation=activation, tuning=tuning)
 
     def theirs(self) -> SwitchGLU:
         """mlx-lm's own."""
@@ -332,7 +332,7 @@ def _parts_of(work: GroupedExperts, chosen: mx.array) -> list[Callable[[mx.array
     """Sorting; with gates; all."""
     return [
         lambda x: work.sorted_rows(x, chosen)[0],
-        lambda x: work.gated(*work.sorted_rows(x, chosen)),
+        lambda x: work.activated(*work.sorted_rows(x, chosen)),
         lambda x: work(x, chosen),
     ]
 

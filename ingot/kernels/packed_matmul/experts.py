@@ -8,7 +8,9 @@ other tokens there are: a token's bits depend on nothing but the token and its e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -22,6 +24,10 @@ STEP = 64
 """Columns that are multiplied at a time: all sizes are multiples of it."""
 DTYPES = (mx.float16, mx.bfloat16)
 Curve = Literal["silu", "gelu_tanh", "swiglu_oai"]
+Activation = Callable[[mx.array, mx.array], mx.array]
+"""Of a gate and what it is multiplied by."""
+_Form = Literal["gated", "inner", "down"]
+_DEFINES = {"gated": ["#define GATED"], "inner": [], "down": ["#define SORTED"]}
 _CURVES: tuple[Curve, ...] = ("silu", "gelu_tanh", "swiglu_oai")
 _SORT_THREADS, _THREADS = 256, 128
 _TILE = 128
@@ -69,9 +75,20 @@ class ExpertWeights:
         return self.scales.shape[2] * self.packing.group
 
     @property
-    def inputs(self) -> tuple[mx.array, ...]:
+    def kind(self) -> tuple[object, ...]:
+        """Weights of one kind are multiplied by the same kernels."""
+        return self.packing, self.scales.shape, self.scales.dtype, self.bias is None
+
+    @property
+    def _numbers(self) -> list[mx.array]:
+        """What is in the activations' dtype."""
+        return [each for each in (None if self.biases is None else self.scales, self.bias) if each is not None]
+
+    @property
+    def inputs(self) -> list[mx.array]:
         """As a kernel takes them."""
-        return self.weight.view(mx.int32), self.scales, self.scales if self.biases is None else self.biases
+        biases = self.scales if self.biases is None else self.biases
+        return [self.weight.view(mx.int32), self.scales, biases, *([] if self.bias is None else [self.bias])]
 
     def unsupported(self, dtype: mx.Dtype) -> str | None:
         """Why there is no kernel for it; None where there is one."""
@@ -79,20 +96,19 @@ class ExpertWeights:
         affine = packing.mode == "affine" and packing.bits in BITS and packing.group in GROUPS
         if not affine and (packing.mode, packing.bits, packing.group) != ("mxfp4", 4, 32):
             return f"experts of {packing.bits} bits in groups of {packing.group} as {packing.mode}"
-        if dtype not in DTYPES or (affine and self.scales.dtype != dtype):
-            return f"experts with scales of {self.scales.dtype} for {dtype}"
+        if dtype not in DTYPES or any(each.dtype != dtype for each in self._numbers):
+            return f"experts in {self.scales.dtype} for activations in {dtype}"
         if self.columns % STEP or self.outputs % STEP:
             return f"experts of {self.outputs}x{self.columns}: there are kernels for multiples of {STEP}"
         return None
 
-    def part(self, expert: int) -> mx.array:
-        """One expert's weights [outputs, columns] in float32, plainly computed."""
-        biases = None if self.biases is None else self.biases[expert]
-        mode, packing = self.packing.mode, self.packing
-        found = mx.dequantize(
-            self.weight[expert].view(mx.uint32), self.scales[expert], biases, packing.group, packing.bits, mode
-        )
-        return found.astype(mx.float32)
+    def multiplied(self, x: mx.array, expert: int) -> mx.array:
+        """x [rows, columns] times one expert's weights, by plain operations, in float32."""
+        packing, biases = self.packing, None if self.biases is None else self.biases[expert]
+        words, scales = self.weight[expert].view(mx.uint32), self.scales[expert]
+        weights = mx.dequantize(words, scales, biases, packing.group, packing.bits, packing.mode)
+        y = x.astype(mx.float32) @ weights.astype(mx.float32).T
+        return y if self.bias is None else y + self.bias[expert].astype(mx.float32)
 
     def __str__(self) -> str:
         packing = self.packing
@@ -107,19 +123,19 @@ def _sort_kernel() -> Kernel:
 
 
 @cache
-def _grouped_kernel(gated: bool, biased: bool, rows: int | None) -> Kernel:
+def _grouped_kernel(form: _Form, biased: bool, rows: int | None) -> Kernel:
     """`rows` is None where no units read shared memory themselves, or none are to."""
-    defines = ["#define GATED" if gated else "#define SORTED", *(["#define BIASED"] if biased else [])]
+    defines = [*_DEFINES[form], *(["#define BIASED"] if biased else [])]
     files = ("exponential.h", "lots.h", "units.h")
     header = "\n".join([*defines, "".join(read_source(SOURCE / file) for file in files)])
     if rows is None:
         header = header.replace("__CUDA_ARCH_FEAT_SM90_ALL", "NO_UNITS_THAT_READ_SHARED_MEMORY")
     header = header.replace("WGMMA_FORMS", "" if rows is None else _wgmma(rows))
     own = ("weight", "scales", "biases", *(["bias_of"] if biased else []))
-    inputs = (*own, *(f"other_{name}" for name in own)) if gated else own
+    inputs = (*own, *(f"other_{name}" for name in own)) if form == "gated" else own
     names = ("given", *inputs, "order", "offsets")
-    kind = f"grouped{'_gated' if gated else ''}{'_biased' if biased else ''}"
-    return Kernel("packed", kind, names, ("y",), header, read_source(SOURCE / "grouped.h"), True)
+    name = f"experts_{form}{'_biased' if biased else ''}"
+    return Kernel("packed", name, names, ("y",), header, read_source(SOURCE / "grouped.h"), True)
 
 
 def _wgmma(rows: int) -> str:
@@ -153,66 +169,83 @@ class GroupedExperts(Launched):
         down: ExpertWeights,
         *,
         dtype: mx.Dtype,
-        curve: Curve = "silu",
+        activation: Curve | Activation = "silu",
         tuning: GroupedTuning = GROUPED_TUNING,
     ) -> None:
-        """Raises ValueError for what there is no kernel for."""
+        """`activation` is applied with the gate and up projections, or, if it is no known one, behind them. Raises
+        ValueError for what there is no kernel for."""
         for weights in (gate, up, down):
             if (reason := weights.unsupported(dtype)) is not None:
                 raise ValueError(reason)
-        if gate.packing != up.packing or gate.inputs[0].shape != up.inputs[0].shape or _biased(gate) != _biased(up):
+        if gate.kind != up.kind:
             raise ValueError(f"{gate} with {up}: they are multiplied at once")
         self._run, self.gate, self.up, self.down = run, gate, up, down
-        self._dtype, self._curve, self._tuning = dtype, _CURVES.index(curve), tuning
+        self.dtype, self._activation, self._tuning = dtype, activation, tuning
+        self._inputs = {id(weights): weights.inputs for weights in (gate, up, down)}
+
+    def with_rows(self, rows: int) -> GroupedExperts:
+        """The same, of which a group of threads always multiplies so many rows."""
+        other = copy(self)
+        other._tuning = replace(self._tuning, rows=(rows,))
+        return other
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many rows a group of threads may multiply."""
+        return self._tuning.rows
 
     def __call__(self, x: mx.array, chosen: mx.array) -> mx.array:
         """x [tokens, columns] and the experts of each, [tokens, k] (int32): products [tokens, k, outputs]."""
-        tokens, each = chosen.shape
         arranged, order, offsets = self.sorted_rows(x, chosen)
-        inner = self.gated(arranged, order, offsets)
-        y = self._multiplied([inner, *self._inputs(self.down), order, offsets], self.down, gated=False)
-        return y.reshape(tokens, each, self.down.outputs)
+        inner = self.activated(arranged, order, offsets)
+        y = self._multiplied("down", inner, [self.down], order, offsets)
+        return y.reshape(*chosen.shape, self.down.outputs)
 
     def sorted_rows(self, x: mx.array, chosen: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """x with its columns arranged, the pairs by expert, and where each expert's begin."""
         experts, pairs = self.gate.experts, mx.contiguous(chosen).reshape(-1)
         groups = experts + -(-x.size // (8 * _SORT_THREADS))
-        template = (("T", self._dtype), ("EXPERTS", experts), ("THREADS", _SORT_THREADS))
+        template = (("T", self.dtype), ("EXPERTS", experts), ("THREADS", _SORT_THREADS))
         outputs = (
             OutputSpec(pairs.shape, mx.int32),
             OutputSpec((experts + 1,), mx.int32),
-            OutputSpec(x.shape, self._dtype),
+            OutputSpec(x.shape, self.dtype),
         )
         work = LaunchConfig(template, (groups, 1, 1), _SORT_THREADS, outputs)
         order, offsets, arranged = self._run(_sort_kernel(), [pairs, mx.contiguous(x)], work)
         return arranged, order, offsets
 
-    def gated(self, arranged: mx.array, order: mx.array, offsets: mx.array) -> mx.array:
+    def activated(self, arranged: mx.array, order: mx.array, offsets: mx.array) -> mx.array:
         """The activations [pairs, inner], by expert and arranged."""
-        inputs = [arranged, *self._inputs(self.gate), *self._inputs(self.up), order, offsets]
-        return self._multiplied(inputs, self.gate, gated=True)
+        if isinstance(self._activation, str):
+            return self._multiplied("gated", arranged, [self.gate, self.up], order, offsets)
+        gate, up = (self._multiplied("inner", arranged, [each], order, offsets) for each in (self.gate, self.up))
+        return arrange_columns(self._activation(gate, up))
 
-    def _multiplied(self, inputs: list[mx.array], weights: ExpertWeights, *, gated: bool) -> mx.array:
-        pairs = inputs[-2].size
+    def _multiplied(
+        self, form: _Form, x: mx.array, by: Sequence[ExpertWeights], order: mx.array, offsets: mx.array
+    ) -> mx.array:
+        weights, pairs = by[0], order.size
         rows = self._tuning.rows_of(pairs, weights.experts)
-        parts = -(-weights.outputs // (_TILE // 2 if gated else _TILE))
-        kernel = _grouped_kernel(gated, _biased(weights), rows if self._tuning.units else None)
+        parts = -(-weights.outputs // (_TILE // len(by)))
         work = LaunchConfig(
             self._template(weights, rows),
             ((pairs // rows + weights.experts) * parts, 1, 1),
             _THREADS,
-            (OutputSpec((pairs, weights.outputs), self._dtype),),
+            (OutputSpec((pairs, weights.outputs), self.dtype),),
             self._lent(weights.packing, rows),
         )
+        kernel = _grouped_kernel(form, weights.bias is not None, rows if self._tuning.units else None)
+        inputs = [x, *(array for each in by for array in self._inputs[id(each)]), order, offsets]
         [y] = self._run(kernel, inputs, work)
         return y
 
     def _template(self, weights: ExpertWeights, rows: int) -> KernelTemplate:
-        packing = weights.packing
+        packing, curve = weights.packing, self._activation if isinstance(self._activation, str) else "silu"
         return (
-            *(("T", self._dtype), ("Scale", weights.scales.dtype), ("BITS", packing.bits), ("GROUP", packing.group)),
+            *(("T", self.dtype), ("Scale", weights.scales.dtype), ("BITS", packing.bits), ("GROUP", packing.group)),
             *(("FLOATS", packing.mode != "affine"), ("ROWS", rows), ("STAGES", self._tuning.stages)),
-            ("CURVE", self._curve),
+            ("CURVE", _CURVES.index(curve)),
         )
 
     def _lent(self, packing: PackedFormat, rows: int) -> int:
@@ -221,10 +254,8 @@ class GroupedExperts(Launched):
         stages = self._tuning.stages * (rows * 2 * STEP + _TILE * 8 * packing.bits + factors)
         return max(stages, rows * (_TILE + 8) * 2) + _ALIGNED
 
-    @staticmethod
-    def _inputs(weights: ExpertWeights) -> list[mx.array]:
-        return [*weights.inputs, *([] if weights.bias is None else [weights.bias])]
 
-
-def _biased(weights: ExpertWeights) -> bool:
-    return weights.bias is not None
+def arrange_columns(x: mx.array) -> mx.array:
+    """x [rows, columns] as products read it: of 64 columns those next to each other whose weights a lane holds."""
+    rows, columns = x.shape
+    return x.reshape(-1, 4, 2, 2, 4).transpose(0, 2, 4, 1, 3).reshape(rows, columns)

@@ -31,7 +31,14 @@ from ingot.models.layers.chunked_attention import ChunkedLayers, swap_chunked_la
 from ingot.models.layers.decode_graph import capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
-from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
+from ingot.models.layers.mlp import (
+    GatedMLP,
+    GroupedSwitchGLU,
+    JoinedMLP,
+    join_gated_mlps,
+    swap_gated_mlps,
+    swap_switch_mlps,
+)
 from ingot.models.layers.modules import extend, own_class, restored_module
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, kernel_gated_delta, swap_recurrences
@@ -161,7 +168,7 @@ def is_tiled(model: nn.Module) -> bool:
 
 STAND_INS = (
     *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP),
-    JoinedMLP,
+    *(JoinedMLP, GroupedSwitchGLU),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
 
@@ -200,6 +207,7 @@ def swap_modules(
         join_gated_mlps(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
+            swap_switch_mlps(model, kernels.experts)
             swap_dense_layers(model, kernels.dense)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)

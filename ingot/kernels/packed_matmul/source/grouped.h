@@ -6,9 +6,9 @@
 // meet, and those that are not there leave at once.
 //
 // given, arranged (see sort.h): [tokens, columns] that `order` names, or SORTED [pairs, columns]; weight [experts, outputs, ...],
-// scales, biases [experts, outputs, columns / GROUP], bias [experts, outputs]
-// GATED: further weights for the other half -> y [pairs, outputs], in order and arranged
-// else -> y [pairs, outputs], each where its pair is
+// scales, biases [experts, outputs, columns / GROUP], bias_of [experts, outputs] -> y [pairs, outputs]: of a SORTED input each row
+// where its pair is, else in order. With GATED weights 64 rows are the gate's, and as many `other` ones are multiplied by what is
+// made of it; y is arranged.
 constexpr int LINE = 8 * BITS;  // bytes of 64 columns of a row of weights
 constexpr int PIECE = LINE % 16 == 0 ? 16 : 8, PIECES = LINE / PIECE;
 constexpr int PAIRS = GROUP == 32 ? 2 : 1;  // scales of 64 columns
@@ -193,10 +193,10 @@ group_barrier();
 for (int i = thread; i < rows * (WIDTH / 8); i += 128) {
   const int row = i / (WIDTH / 8), output = part * WIDTH + i % (WIDTH / 8) * 8;
   if (output < outputs) {
-#ifdef GATED
-    const size_t to = first + row;
-#else
+#ifdef SORTED
     const size_t to = order[first + row];
+#else
+    const size_t to = first + row;
 #endif
     *(DEVICE uint4*)(y + to * outputs + output) = *(const SHARED uint4*)(products + row * PITCH + i % (WIDTH / 8) * 8);
   }
