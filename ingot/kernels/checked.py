@@ -1,5 +1,5 @@
 """A device's kernels, each kind compared once with plain MLX operations before it is used: paged attention and RoPE
-here, gated delta, packed and dense products in their own modules.
+here, gated delta, packed and dense products and experts in their own modules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mlx.core as mx
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.gated_delta.selfcheck import CheckedDelta
-from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
+from ingot.kernels.packed_matmul.selfcheck import CheckedExperts, CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_kernel
 from ingot.kernels.paged_attention.selfcheck import (
@@ -42,6 +42,7 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         """Why it does not decode them for prompts."""
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
+        self.experts = CheckedExperts(device)
         self.dense = CheckedDense(device)
 
     def attention(
