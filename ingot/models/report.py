@@ -126,6 +126,6 @@ def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
         "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_rope.values() if why],
         "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
-        "gated delta token by token, slower:": kernels.delta.wrong.values(),
+        "recurrent layers by mlx-lm's own modules, slower:": kernels.recurrent.wrong.values(),
     }
     return [f"{what} {why}" for what, whys in reasons.items() for why in sorted({*whys})]

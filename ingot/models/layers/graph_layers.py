@@ -17,7 +17,6 @@ from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, ReplayStage
 from ingot.kernels.decode_graph.kernels import (
-    GatedNorm,
     JointNorm,
     ResidualNorm,
     RmsNormWeights,
@@ -25,12 +24,12 @@ from ingot.kernels.decode_graph.kernels import (
     gate_heads,
     gate_states,
 )
-from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaSpans
 from ingot.kernels.lora import LoraMatrices, add_lora_products
 from ingot.kernels.paged_attention.inputs import KernelRows, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages
+from ingot.kernels.recurrent.kernels import RecurrentKernels, RecurrentSpans
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
 from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear
@@ -38,7 +37,7 @@ from ingot.models.layers.layer_program import LayerProgram, decoder_layers_of, l
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.modules import own_class
 from ingot.models.layers.norms import is_rms_norm, norm_factor
-from ingot.models.layers.recurrent import KernelGatedDelta
+from ingot.models.layers.recurrent import KernelRecurrence
 from ingot.models.layers.rope import KernelRope
 from ingot.models.lora.layers import LoraMapping
 
@@ -63,15 +62,15 @@ class GraphAttentionInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaInputs:
-    """What a gated delta layer of a graph reads and writes besides hidden states."""
+class RecurrentInputs:
+    """What a recurrent layer of a graph reads and writes besides hidden states."""
 
-    spans: DeltaSpans
+    spans: RecurrentSpans
     addresses: mx.array
     """A buffer with the addresses of its tails and states."""
 
 
-MixerInputs = GraphAttentionInputs | DeltaInputs
+MixerInputs = GraphAttentionInputs | RecurrentInputs
 
 
 class GraphPart(Protocol):
@@ -137,18 +136,16 @@ class AttentionPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaPart:
-    """A gated delta net and the projections around it."""
+class RecurrentPart:
+    """A recurrent mixer: a gated delta net, Mamba 2's or a short convolution."""
 
-    kernels: DeltaKernels
-    norm: GatedNorm
+    kernels: RecurrentKernels
     joint: JoinedLinear
     out: JoinedLinear
 
     @classmethod
-    def of(cls, module: KernelGatedDelta) -> DeltaPart:
-        norm = GatedNorm(RmsNormWeights(module.norm.weight, float(module.norm.eps)))
-        return cls(module._kernels, norm, _covered_product(module.joined_in), _covered_product(module.joined_out))
+    def of(cls, module: KernelRecurrence) -> RecurrentPart:
+        return cls(module._kernels, _covered_product(module.joined_in), _covered_product(module.joined_out))
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -156,19 +153,15 @@ class DeltaPart:
 
     def states_of(self, state: RecurrentState) -> list[mx.array]:
         """A layer's tails and states, which are written in place."""
-        return state.in_place(self.kernels.shape.tail, self.kernels.shape.state)
+        return state.in_place(*self.kernels.state_shapes)
 
     def capture(
         self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
     ) -> mx.array:
-        assert isinstance(inputs, DeltaInputs)
-        joint, kernels = multiply_with_lora(capture, self.joint, states, loras), self.kernels.by(capture)
-        gates, strengths, decays = kernels.shape.columns
-        convolved = kernels.convolve(joint, inputs.spans, inputs.addresses)
-        read, _ = kernels.advance(convolved, joint, joint, inputs.spans, inputs.addresses, (decays, strengths))
-        gated = self.norm(capture, read, joint, gates)
-        flat = capture.shaped(gated, (states.shape[0], gated.size // states.shape[0]))
-        return multiply_with_lora(capture, self.out, flat, loras)
+        assert isinstance(inputs, RecurrentInputs)
+        joint = multiply_with_lora(capture, self.joint, states, loras)
+        mixed, _ = self.kernels.by(capture).mix(joint, inputs.spans, [inputs.addresses])
+        return multiply_with_lora(capture, self.out, mixed, loras)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,9 +206,9 @@ class GraphLayer:
     parts: tuple[GraphPart, ...]
 
     @property
-    def mixer(self) -> AttentionPart | DeltaPart | None:
+    def mixer(self) -> AttentionPart | RecurrentPart | None:
         """The part that has a state, if there is one."""
-        return next((part for part in self.parts if isinstance(part, AttentionPart | DeltaPart)), None)
+        return next((part for part in self.parts if isinstance(part, AttentionPart | RecurrentPart)), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,8 +254,8 @@ def _part_of(module: Any) -> GraphPart:
     """Raises UncoveredPartError."""
     if isinstance(module, JoinedMLP):
         return MlpPart.of(module)
-    if isinstance(module, KernelGatedDelta):
-        return DeltaPart.of(module)
+    if isinstance(module, KernelRecurrence):
+        return RecurrentPart.of(module)
     if isinstance(module, MixedAttention):
         return AttentionPart.of(module)
     raise UncoveredPartError(own_class(module).__name__)
