@@ -54,7 +54,7 @@ def recurrent_kernel(name: str, *, by_address: bool = False, returned: bool = Fa
     inputs, outputs = INPUTS[name], OUTPUTS[name]
     if name in STATES:
         inputs = (*inputs, "addresses" if by_address else STATES[name])
-        outputs = (*outputs, "after") if returned else outputs
+        outputs = (*outputs, "states_after") if returned else outputs
     return Kernel("recurrent", name, inputs, outputs, header, read_source(SOURCE / f"{name}.h"))
 
 

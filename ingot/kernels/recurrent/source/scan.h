@@ -17,7 +17,7 @@ SHARED_FLOATS(readers, CHUNK * STATE);
 SHARED_FLOATS(values, CHUNK * COLUMNS);
 SHARED_FLOATS(gates, CHUNK * 2);
 
-const int lane = int(thread_index_in_simdgroup), thread = int(simdgroup_index_in_threadgroup) * 32 + lane;
+const int lane = int(thread_index_in_simdgroup), place = int(simdgroup_index_in_threadgroup) * 32 + lane;
 const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
 const int first = spans[row * 5], count = spans[row * 5 + 1], slot = spans[row * 5 + 2], keep = spans[row * 5 + 4];
@@ -27,7 +27,7 @@ if (count <= 0) {
 }
 FIND_STATES(states, 1)
 const int part = lane % LANES;
-const int own = thread / LANES * EACH;  // the first of these lanes' columns, in this group
+const int own = place / LANES * EACH;  // the first of these lanes' columns, in this group
 const int begin_column = int(threadgroup_position_in_grid.x) * COLUMNS;
 const size_t line = ((size_t)head * SIZE + begin_column + own) * STATE;
 constexpr size_t ALL = (size_t)HEADS * SIZE * STATE;
@@ -51,7 +51,7 @@ for (int begin = 0; begin < count; begin += CHUNK) {
   const int steps = count - begin < CHUNK ? count - begin : CHUNK;
   group_barrier();
 #pragma unroll 4
-  for (int i = thread; i < steps * EIGHTS * 2; i += WARPS * 32) {
+  for (int i = place; i < steps * EIGHTS * 2; i += WARPS * 32) {
     const int t = i / (EIGHTS * 2), at = i % (EIGHTS * 2);
     const bool reads = at >= EIGHTS;
     const int column = (reads ? at - EIGHTS : at) * 8;
@@ -61,18 +61,18 @@ for (int begin = 0; begin < count; begin += CHUNK) {
     widen(eight, wide);
     store_shared(wide, (reads ? readers : writers) + t * STATE + column);
   }
-  for (int i = thread; i < steps * COLUMNS; i += WARPS * 32) {
+  for (int i = place; i < steps * COLUMNS; i += WARPS * 32) {
     const int t = i / COLUMNS, column = begin_column + i % COLUMNS;
     const size_t at = (size_t)(first + begin + t) * CHANNELS + head * SIZE + column;
     values[i] = column < SIZE ? float(convolved[at]) : 0.0f;
   }
-  if (thread < steps) {
-    const float given = float(joint[(size_t)(first + begin + thread) * ROW + STEP_AT + head]);
+  if (place < steps) {
+    const float given = float(joint[(size_t)(first + begin + place) * ROW + STEP_AT + head]);
     float step = softplus(given + numbers[HEADS + head]);
     step = step < numbers[3 * HEADS] ? numbers[3 * HEADS] : step;
     step = step > numbers[3 * HEADS + 1] ? numbers[3 * HEADS + 1] : step;
-    gates[thread * 2] = power_of_two(numbers[head] * step);
-    gates[thread * 2 + 1] = step;
+    gates[place * 2] = power_of_two(numbers[head] * step);
+    gates[place * 2 + 1] = step;
   }
   group_barrier();
   for (int t = 0; t < steps; ++t) {

@@ -13,7 +13,7 @@
 #define FIND_STATES(name, number)
 #endif
 #ifdef RETURNED
-#define STATES_AFTER(name, row, slot, size) (after + (size_t)(row) * (size))
+#define STATES_AFTER(name, row, slot, size) (states_after + (size_t)(row) * (size))
 #else
 #define STATES_AFTER(name, row, slot, size) ((DEVICE float*)name + (size_t)(slot) * (size))
 #endif
