@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
+from ingot.kernels.gated_delta.kernels import DeltaShape, DeltaSpans, delta_kernels
 
 from bench.gpu.goals import Figure
 from bench.gpu.scale import Scale
 from bench.paged import Trial, seconds
 from ingot.kernels.device import current_device
-from ingot.kernels.gated_delta.kernels import DeltaShape, DeltaSpans, delta_kernels
 from ingot.kernels.paged_attention.inputs import order_after
 from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.upstream import import_upstream

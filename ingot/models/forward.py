@@ -40,6 +40,7 @@ from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.models.layers.attention import native_kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, token_embedding_of
+from ingot.models.layers.recurrent import RECURRENT_SPANS
 from ingot.models.layers.rope import RopeAngles
 from ingot.models.lora.layers import LoraMapping
 from ingot.models.probe import is_close_gap, logits_gap
@@ -362,7 +363,7 @@ def _is_known_key(key: object) -> bool:
     """Whether what the memo holds there is an input of a graph, is computed from inputs, or follows from its key."""
     if isinstance(key, tuple):
         return key[0] in ("places", "rows", "runs")
-    return isinstance(key, RopeAngles) or key in ("calls", "delta", "positions in a model's own code")
+    return isinstance(key, RopeAngles) or key in ("calls", RECURRENT_SPANS, "positions in a model's own code")
 
 
 def attends_natively(model: Any) -> bool:

@@ -14,7 +14,6 @@ from ingot.kernels.gpu.launcher import Launcher
 SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
 _THREADS = 256
-_HEAD_WARPS = 4
 _JOINT_WARPS = 16
 _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
@@ -22,7 +21,6 @@ _ARRAYS = {
     "gate_heads": (("attended", "projected"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
-    "norm_gated": (("read", "gates", "weight", "eps"), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
@@ -156,26 +154,6 @@ class JointNorm:
         output = OutputSpec(projected.shape, projected.dtype)
         work = LaunchConfig(template, (3, tokens, 1), _JOINT_WARPS * 32, (output,))
         return run(decode_kernel("norm_joint"), [projected, self._weights, self._eps], work)[0]
-
-
-class GatedNorm:
-    """norm(x) * silu(gate) of each head."""
-
-    def __init__(self, norm: RmsNormWeights) -> None:
-        self._weight, self._eps = norm.weight, mx.full(8, norm.eps, mx.float32)
-        mx.eval(self._weight, self._eps)
-
-    def __call__(self, run: Launcher, read: mx.array, gates: mx.array, begin: int = 0) -> mx.array:
-        """Of states read [tokens, heads, size]; their gates are some of the numbers of each token, from `begin` on."""
-        tokens, heads, size = read.shape
-        template = (
-            *(("T", read.dtype), ("HEADS", heads), ("SIZE", size), ("GATE_ROW", gates.shape[1])),
-            *(("GATE_AT", begin), ("WARPS", _HEAD_WARPS)),
-        )
-        work = LaunchConfig(
-            template, (-(-heads // _HEAD_WARPS), tokens, 1), _HEAD_WARPS * 32, (OutputSpec(read.shape, read.dtype),)
-        )
-        return run(decode_kernel("norm_gated"), [read, gates, self._weight, self._eps], work)[0]
 
 
 def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:

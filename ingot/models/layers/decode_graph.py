@@ -31,7 +31,6 @@ from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, Replay
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.device import Device
-from ingot.kernels.gated_delta.kernels import DeltaSpans
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
 from ingot.kernels.paged_attention.inputs import (
@@ -46,14 +45,15 @@ from ingot.kernels.paged_attention.inputs import (
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import KVSplits
+from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear
 from ingot.models.layers.graph_inputs import (
-    DeltaInputs,
     GraphAttentionInputs,
     LoraGraphs,
     MixerInputs,
+    RecurrentInputs,
     SlabAddresses,
     StateAddresses,
     StepInputs,
@@ -62,15 +62,15 @@ from ingot.models.layers.graph_inputs import (
 )
 from ingot.models.layers.graph_layers import (
     AttentionPart,
-    DeltaPart,
     GraphLayers,
+    RecurrentPart,
     UncoveredPartError,
     graph_layers_of,
 )
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.modules import extend
-from ingot.models.layers.recurrent import delta_spans
+from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
 
 log = logging.getLogger("ingot.models")
@@ -220,8 +220,10 @@ class DecodeGraphs:
         self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
         self._attention = [n for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, AttentionPart)]
-        self._deltas = {n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, DeltaPart)}
-        self._states = StateAddresses(len(self._deltas))
+        self._recurrent = {
+            n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, RecurrentPart)
+        }
+        self._states = StateAddresses(len(self._recurrent))
         self._context: _StepContext | None = None
         self._opened: list[LayerCall] = []  # of the layers that were called in the open pass
         self.layer_inputs: mx.array | None = None
@@ -293,7 +295,7 @@ class DecodeGraphs:
 
     def _run_on_copies(self, states: Sequence[Any], run: Callable[[], mx.array]) -> list[Sequence[mx.array]]:
         """What it returns, and the tails and the states that it would leave of all recurrent layers."""
-        recurrent = [states[number] for number in self._deltas]
+        recurrent = [states[number] for number in self._recurrent]
         copies = [[copy_array(part) for part in arrays] for arrays in self._recurrent_arrays(states)]
         mx.eval(copies)
         kept = [state.exchange(parts) for state, parts in zip(recurrent, copies, strict=True)]
@@ -328,7 +330,7 @@ class DecodeGraphs:
             or any(part.width > MOST_QUERIES for part in mixed.parts)
             or not all(isinstance(states[number], AppendState) for number in self._attention)
             or not all(isinstance(masks[number], BatchMasks | None) for number in self._attention)
-            or not all(isinstance(states[n], RecurrentState) and masks[n] is None for n in self._deltas)
+            or not all(isinstance(states[n], RecurrentState) and masks[n] is None for n in self._recurrent)
         ):
             return None
         windows = tuple(
@@ -373,7 +375,7 @@ class DecodeGraphs:
             if not all(context.layers[number].storage.reads(rows[-1]) for number in numbers):
                 return None
         angles = [each.of_batch(mixed) for each in context.angles]
-        spans = delta_spans(mixed).spans if self._deltas else None
+        spans = recurrent_spans(mixed).spans if self._recurrent else None
         loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
         if self._parts.takes_layer_inputs:
             assert self.layer_inputs is not None
@@ -381,7 +383,7 @@ class DecodeGraphs:
         return _GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, self.loras.version)
 
     def _recurrent_arrays(self, states: Sequence[Any]) -> list[list[mx.array]]:
-        return [part.states_of(states[number]) for number, part in self._deltas.items()]
+        return [part.states_of(states[number]) for number, part in self._recurrent.items()]
 
     def _replay(self, x: mx.array, states: Sequence[Any], step: _GraphStep) -> mx.array:
         key, context = step.key, step.context
@@ -391,8 +393,8 @@ class DecodeGraphs:
         after = before[0] if len(before) == 1 else mx.concatenate(before)
         for group, addresses in self._addresses_for(key):
             after = addresses.store(self._stage.run, context.storages(group), after)
-        recurrent = [states[number] for number in self._deltas]
-        arrays_of = [part.states_of for part in self._deltas.values()]
+        recurrent = [states[number] for number in self._recurrent]
+        arrays_of = [part.states_of for part in self._recurrent.values()]
         after = self._states.store(self._stage.run, recurrent, arrays_of, after)
         y, done = replay([mx.contiguous(x), *step.inputs], after)
         for storage in storages:
@@ -481,12 +483,12 @@ class DecodeGraphs:
             tables.append(capture.give((table,), mx.int32))
             rows.append(capture.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32))
         inputs: dict[int, MixerInputs] = {}
-        if self._deltas:
-            spans = DeltaSpans.of([(0, 0, 0, 0)] * key.rows[0].rows)
+        if self._recurrent:
+            spans = RecurrentSpans.of([(0, key.rows[0].most, 0, 0)] * key.rows[0].rows)
             spans = replace(spans, spans=capture.give(spans.spans.shape, mx.int32))
             inputs |= {
-                number: DeltaInputs(spans, buffer)
-                for number, buffer in zip(self._deltas, self._states.buffers, strict=True)
+                number: RecurrentInputs(spans, buffer)
+                for number, buffer in zip(self._recurrent, self._states.buffers, strict=True)
             }
         for number, layer in context.layers.items():
             kind, bound = context.kinds[layer.kind], key.rows[layer.kind]

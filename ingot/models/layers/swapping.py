@@ -2,7 +2,7 @@
 
 *Mixers* are the modules that let a token see others of its sequence, and so take a cache. Only they must understand
 mixed batches; everything else in a model treats tokens one by one. Attention of known classes computes a mixed batch as
-a whole, and so do gated delta nets where a GPU has kernels for them. Any other mixer runs its own code once for each
+a whole, and so do recurrent mixers that a GPU has kernels for. Any other mixer runs its own code once for each
 part of a mixed batch.
 """
 
@@ -42,7 +42,7 @@ from ingot.models.layers.mlp import (
 )
 from ingot.models.layers.modules import extend, own_class, restored_module
 from ingot.models.layers.norms import swap_norms
-from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, kernel_gated_delta, swap_recurrences
+from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
 from ingot.models.lora.layers import LoraMapping
 
@@ -138,7 +138,7 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
         attention = mixed_attention_of(module, ropes, ragged, kernels, kernel_ropes)
         if attention is not None:
             return attention
-        recurrence = None if kernels is None else kernel_gated_delta(module, kernels.delta)
+        recurrence = None if kernels is None else kernel_recurrence(module, kernels.recurrent)
         return extend(module, SplitMixer, "Split") if recurrence is None else recurrence
 
     model.update_modules(tree_unflatten([(path, replacement_for(module)) for path, module in found]))
@@ -168,7 +168,7 @@ def is_tiled(model: nn.Module) -> bool:
 
 
 STAND_INS = (
-    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP),
+    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelRecurrence, GatedMLP),
     *(JoinedMLP, GroupedSwitchGLU, LayerInputsDecoder),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
