@@ -27,8 +27,10 @@ _ARRAYS = {
 }
 _HEADERS = {"gate": "gelu"}
 """Header files of bodies."""
-Gate = Literal["silu", "gelu_tanh", "gelu"]
-_GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu")
+Gate = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+_GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu", "relu2")
+UNGATED: tuple[Gate, ...] = ("relu2",)
+"""Activations of MLPs that gate nothing."""
 
 
 @cache
@@ -103,8 +105,8 @@ class ResidualNorm:
 
 
 def gate_states(run: Launcher, both: mx.array, gate: Gate = "silu") -> mx.array:
-    """gate(x) * y of [tokens, x and y]."""
-    tokens, size = both.shape[0], both.shape[1] // 2
+    """gate(x) * y of [tokens, x and y], or the activation of [tokens, x]."""
+    tokens, size = both.shape[0], both.shape[1] // (1 if gate in UNGATED else 2)
     template = (("T", both.dtype), ("SIZE", size), ("THREADS", _THREADS), ("GATE", _GATES.index(gate)))
     work = LaunchConfig(
         template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), both.dtype),)

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.kernels.cpu import native
-from ingot.kernels.decode_graph.kernels import Gate
+from ingot.kernels.decode_graph.kernels import UNGATED, Gate
 from ingot.kernels.packed_matmul.experts import Curve, ExpertWeights, GroupedExperts
 from ingot.kernels.packed_matmul.kernels import PackedFormat
 from ingot.kernels.packed_matmul.selfcheck import CheckedExperts
@@ -38,6 +38,7 @@ class GatedMLP(nn.Module):
         spec = self._spec
         if x.dtype != mx.float32:
             return super().__call__(x)
+        assert spec.gate is not None
         gate = self[spec.gate](x)
         up = None if spec.up is None else self[spec.up](x)
         return self[spec.down](
@@ -58,7 +59,7 @@ def swap_gated_mlps(model: nn.Module, spec_of: Callable[[nn.Module], MlpSpec | N
 
     def gated_mlp(module: nn.Module) -> nn.Module | None:
         spec = spec_of(module)
-        if spec is None or not (has_native or spec.act == "silu"):
+        if spec is None or spec.gate is None or not (has_native or spec.act == "silu"):
             return None
         replacement: Any = extend(module, GatedMLP, "Gated")
         replacement._spec, replacement._native = spec, has_native
@@ -70,8 +71,8 @@ def swap_gated_mlps(model: nn.Module, spec_of: Callable[[nn.Module], MlpSpec | N
 class JoinedMLP(nn.Module):
     """Computes what the MLP that it extends computes, with its gate and up projections as one product."""
 
-    _activation: Callable[[mx.array, mx.array], mx.array]
-    joined_gate_up: JoinedLinear
+    _activation: Callable[..., mx.array]
+    joined_gate_up: JoinedLinear  # or the up projection, where nothing is gated
     joined_down: JoinedLinear
 
     @property
@@ -80,8 +81,9 @@ class JoinedMLP(nn.Module):
 
     def __call__(self, x: mx.array) -> Any:
         rows = x.reshape(-1, x.shape[-1]) if self.joined_gate_up.needs_rows or self.joined_down.needs_rows else x
-        gate, up = mx.split(self.joined_gate_up(rows), 2, axis=-1)
-        y = self.joined_down(self._activation(gate, up))
+        inner = self.joined_gate_up(rows)
+        parts = [inner] if self.gate in UNGATED else mx.split(inner, 2, axis=-1)
+        y = self.joined_down(self._activation(*parts))
         return y if rows is x else y.reshape(*x.shape[:-1], -1)
 
 
@@ -100,10 +102,17 @@ def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
     return nn.gelu_approx(gate) * up
 
 
-_ACTIVATIONS: dict[Gate, Callable[[mx.array, mx.array], mx.array]] = {
+@partial(mx.compile, shapeless=True)
+def _relu2(x: mx.array) -> mx.array:
+    squared: mx.array = nn.relu2(x)
+    return squared
+
+
+_ACTIVATIONS: dict[Gate, Callable[..., mx.array]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu2": _relu2,
 }
 
 
@@ -118,7 +127,7 @@ def _joined_mlp(module: nn.Module) -> nn.Module | None:
     spec = mlp_spec_of(module)
     if spec is None:
         return None
-    names = (spec.gate,) if spec.up is None else (spec.gate, spec.up)
+    names = [name for name in (spec.gate, spec.up) if name is not None]
     gate_up = join_linears(*(module[name] for name in names), names=names)
     down = join_linears(module[spec.down], names=[spec.down])
     if gate_up is None or down is None:

@@ -91,6 +91,12 @@ def test_gates_are_those_of_plain_operations(gate: Gate, dtype: mx.Dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_squares_of_what_is_above_zero_are_those_of_plain_operations(dtype: mx.Dtype) -> None:
+    x = drawn(3, 300, dtype=dtype)
+    assert off(gate_states(Emulator(), x, "relu2"), nn.relu2(x)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_queries_are_normed_as_one_and_so_are_keys(dtype: mx.Dtype) -> None:
     projected, weights = drawn(3, 600 + 2 * 96, dtype=dtype), drawn(696, dtype=dtype, seed=1)
     norm = JointNorm(RmsNormWeights(weights[:600], 1e-5), RmsNormWeights(weights[600:], 0.5))

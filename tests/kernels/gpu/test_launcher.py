@@ -216,7 +216,7 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     norm = RmsNormWeights(mx.zeros(4096, dtype), 1e-6)
     for residual in (ResidualNorm(norm), ResidualNorm(norm, norm, clipped=True), ResidualNorm(None, multiplier=0.2)):
         residual(run, states, states)
-    for gate in ("silu", "gelu_tanh", "gelu"):
+    for gate in ("silu", "gelu_tanh", "gelu", "relu2"):
         gate_states(run, states, gate)
     JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))

@@ -42,6 +42,29 @@ pytestmark = pytest.mark.skipif(
 )
 PLAIN: dict[str, Any] = {**tiny.CONFIGS["kernel"], "attention_bias": True, "model_type": "llama"}
 _GEMMA = {"rope_local_base_freq": 1000.0, "query_pre_attn_scalar": 16, "sliding_window": 70}
+_MAMBA = {
+    "hidden_size": 64,
+    "mamba_n_heads": 4,
+    "mamba_num_heads": 4,
+    "mamba_d_head": 24,
+    "mamba_head_dim": 24,
+    "mamba_d_state": 32,
+    "ssm_state_size": 32,
+    "mamba_d_conv": 4,
+    "conv_kernel": 4,
+    "mamba_n_groups": 1,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+_GRANITE = {
+    "layer_types": ["mamba", "attention"],
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma"},
     "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 16.0, "attn_logit_softcapping": 2.0},
@@ -65,6 +88,20 @@ KINDS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
     },
     "qwen3_5_text": {**tiny.CONFIGS["kernel-hybrid"], "num_hidden_layers": 3, "full_attention_interval": 2},
+    "qwen3_next": {
+        **tiny.CONFIGS["kernel-hybrid"],
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
+        "num_experts": 0,
+        "num_experts_per_tok": 0,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 0,
+        "mlp_only_layers": [0, 1],
+        "moe_intermediate_size": 0,
+        "norm_topk_prob": True,
+        "rope_scaling": None,
+    },
     # As checkpoints hold them, whose vision towers are left out.
     "qwen3_5": {
         "model_type": "qwen3_5",
@@ -93,6 +130,30 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
     },
     "phi3": {"model_type": "phi3", "hidden_size": 64},
+    "granitemoehybrid": {**_MAMBA, **_GRANITE, "model_type": "granitemoehybrid", "position_embedding_type": "nope"},
+    "nemotron_h": {
+        **_MAMBA,
+        "model_type": "nemotron_h",
+        "num_hidden_layers": 4,
+        "hybrid_override_pattern": "M-*-",
+        "layer_norm_epsilon": 1e-5,
+        "n_groups": 2,
+        "use_bias": False,
+        "use_conv_bias": True,
+    },
+    "lfm2": {
+        "model_type": "lfm2",
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 96,
+        "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": True,
+        "hidden_size": 64,
+        "layer_types": ["conv", "full_attention"],
+    },
 }
 """Layers of other families, whose windows are a few tokens longer than a page."""
 
