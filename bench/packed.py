@@ -258,8 +258,9 @@ TINY_MIXTURES = {
     "tiny clipped": Mixture(PackedFormat(4, 32, "mxfp4"), 4, 2, 64, 128, True),
 }
 GROUPED = (
-    *(GroupedTuning((64,)), GroupedTuning((128,)), GroupedTuning((128,), stages=3), GroupedTuning((128,), stages=5)),
-    *(GroupedTuning((64,), units=False), GroupedTuning((32,))),
+    *(GroupedTuning((128,), stages=stages, fours=fours) for fours, stages in ((1, 3), (1, 4), (1, 5), (2, 4), (2, 6))),
+    *(GroupedTuning((rows,)) for rows in (32, 64)),
+    GroupedTuning((64,), units=False),
 )
 
 
@@ -325,7 +326,8 @@ def mixtures(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
         for tuning in () if arguments.tiny else GROUPED:
             taken = clock.seconds(partial(trial.ours(run, tuning), chosen=trial.chosen), trial.x, 8)
             units = "" if tuning.units else ", units that read registers"
-            print(f"{'':20}  {_experts_speed(trial, taken)}  rows {tuning.rows[0]}, {tuning.stages} stages{units}")
+            said = f"{tuning.rows[0]} rows, {tuning.fours * 4} warps, {tuning.stages} stages{units}"
+            print(f"{'':20}  {_experts_speed(trial, taken)}  {said}", flush=True)
 
 
 def _parts_of(work: GroupedExperts, chosen: mx.array) -> list[Callable[[mx.array], mx.array]]:

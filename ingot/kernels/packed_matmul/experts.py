@@ -29,9 +29,9 @@ Activation = Callable[[mx.array, mx.array], mx.array]
 _Form = Literal["gated", "inner", "down"]
 _DEFINES = {"gated": ["#define GATED"], "inner": [], "down": ["#define SORTED"]}
 _CURVES: tuple[Curve, ...] = ("silu", "gelu_tanh", "swiglu_oai")
-_SORT_THREADS, _THREADS = 256, 128
+_SORT_THREADS = 256
 _TILE = 128
-"""Rows of weights of a group of threads: of one projection, or half of them of each of two."""
+"""Rows of weights that four warps multiply: of one projection, or half of them of each of two."""
 _ALIGNED = 1024
 
 
@@ -39,8 +39,9 @@ _ALIGNED = 1024
 class GroupedTuning:
     """Affects speed, never results."""
 
-    rows: tuple[int, ...] = (16, 32, 64, 128)  # of one expert that a group of threads multiplies
+    rows: tuple[int, ...] = (32, 128)  # of one expert that a group of threads multiplies, by how many there are
     stages: int = 4  # of which two are multiplied and the others are on their way
+    fours: int = 1  # warps that share rows
     units: bool = True  # those that read shared memory themselves, where there are any
 
     def rows_of(self, pairs: int, experts: int) -> int:
@@ -126,11 +127,13 @@ def _sort_kernel() -> Kernel:
 def _grouped_kernel(form: _Form, biased: bool, rows: int | None) -> Kernel:
     """`rows` is None where no units read shared memory themselves, or none are to."""
     defines = [*_DEFINES[form], *(["#define BIASED"] if biased else [])]
-    files = ("exponential.h", "lots.h", "units.h")
+    files = ("lots.h", "units.h")
     header = "\n".join([*defines, "".join(read_source(SOURCE / file) for file in files)])
     if rows is None:
         header = header.replace("__CUDA_ARCH_FEAT_SM90_ALL", "NO_UNITS_THAT_READ_SHARED_MEMORY")
-    header = header.replace("WGMMA_FORMS", "" if rows is None else _wgmma(rows))
+    header = header.replace(
+        "WGMMA_FORMS", "" if rows is None else "\n".join(_wgmma(rows // part) for part in (1, 2, 4))
+    )
     own = ("weight", "scales", "biases", *(["bias_of"] if biased else []))
     inputs = (*own, *(f"other_{name}" for name in own)) if form == "gated" else own
     names = ("given", *inputs, "order", "offsets")
@@ -227,11 +230,11 @@ class GroupedExperts(Launched):
     ) -> mx.array:
         weights, pairs = by[0], order.size
         rows = self._tuning.rows_of(pairs, weights.experts)
-        parts = -(-weights.outputs // (_TILE // len(by)))
+        parts = -(-weights.outputs // (self._tuning.fours * _TILE // len(by)))
         work = LaunchConfig(
             self._template(weights, rows),
             ((pairs // rows + weights.experts) * parts, 1, 1),
-            _THREADS,
+            self._tuning.fours * _TILE,
             (OutputSpec((pairs, weights.outputs), self.dtype),),
             self._lent(weights.packing, rows),
         )
@@ -245,14 +248,15 @@ class GroupedExperts(Launched):
         return (
             *(("T", self.dtype), ("Scale", weights.scales.dtype), ("BITS", packing.bits), ("GROUP", packing.group)),
             *(("FLOATS", packing.mode != "affine"), ("ROWS", rows), ("STAGES", self._tuning.stages)),
-            ("CURVE", _CURVES.index(curve)),
+            *(("FOURS", self._tuning.fours), ("CURVE", _CURVES.index(curve))),
         )
 
     def _lent(self, packing: PackedFormat, rows: int) -> int:
         """Bytes of shared memory."""
-        factors = _TILE * 4 * (2 if packing.group == 32 else 1)
-        stages = self._tuning.stages * (rows * 2 * STEP + _TILE * 8 * packing.bits + factors)
-        return max(stages, rows * (_TILE + 8) * 2) + _ALIGNED
+        lines = self._tuning.fours * _TILE
+        line = 8 * packing.bits + 4 * (2 if packing.group == 32 else 1)
+        stages = self._tuning.stages * (rows * 2 * STEP + lines * line)
+        return max(stages, rows * (lines + 8) * 2) + _ALIGNED
 
 
 def arrange_columns(x: mx.array) -> mx.array:

@@ -155,7 +155,7 @@ Projections = tuple[ExpertWeights, ExpertWeights, ExpertWeights]
 """Gate, up and down."""
 ExpertsKey = tuple[object, ...]
 """Layers with the same key share a verdict: the kinds of their projections, their dtype and their activation."""
-EXPERT_TUNINGS = (GROUPED_TUNING, replace(GROUPED_TUNING, rows=GROUPED_TUNING.rows[:-1], units=False))
+EXPERT_TUNINGS = (GROUPED_TUNING, replace(GROUPED_TUNING, rows=(32, 64), fours=1, units=False))
 """The second where units that read shared memory are wrong; those that do not have registers for fewer rows."""
 
 

@@ -1,5 +1,5 @@
-// One threadgroup of four warps: products of up to ROWS of the rows that chose one expert with two times 64 rows of its packed
-// weights. These stay packed until lanes hold them, and are dequantised as MLX does. How a product is summed depends on nothing but
+// One threadgroup: products of up to ROWS of the rows that chose one expert with rows of its packed weights, two times 64 of them
+// for each four of its warps, of which there are FOURS. These stay packed until lanes hold them, and are dequantised as MLX does. How a product is summed depends on nothing but
 // its columns.
 //
 // Rows of experts are cut where they begin: the cuts of expert e begin at number offsets[e] / ROWS + e, so that no two experts'
@@ -7,13 +7,15 @@
 //
 // given, arranged (see sort.h): [tokens, columns] that `order` names, or SORTED [pairs, columns]; weight [experts, outputs, ...],
 // scales, biases [experts, outputs, columns / GROUP], bias_of [experts, outputs] -> y [pairs, outputs]: of a SORTED input each row
-// where its pair is, else in order. With GATED weights 64 rows are the gate's, and as many `other` ones are multiplied by what is
-// made of it; y is arranged.
+// where its pair is, else in order. With GATED weights each first 64 rows are the gate's, and each `other` 64 are multiplied by what
+// is made of it; y is arranged.
 constexpr int LINE = 8 * BITS;  // bytes of 64 columns of a row of weights
 constexpr int PIECE = LINE % 16 == 0 ? 16 : 8, PIECES = LINE / PIECE;
 constexpr int PAIRS = GROUP == 32 ? 2 : 1;  // scales of 64 columns
 constexpr int AHEAD = STAGES - 2;           // units read one stage, and may still read the one before
-constexpr int GIVEN = ROWS * 128, WEIGHT = 128 * LINE, FACTORS = 128 * PAIRS * 4;
+constexpr int THREADS = FOURS * 128;        // and as many rows of weights
+constexpr int GIVEN = ROWS * 128, WEIGHT = THREADS * LINE, FACTORS = THREADS * PAIRS * 4;
+constexpr int AT_ONCE = THREADS / 8, COPIES = (ROWS + AT_ONCE - 1) / AT_ONCE;  // rows that are copied
 typedef Weights<T, BITS, FLOATS> Unpacked;
 LENT_FLOATS(lent, (STAGES * (GIVEN + WEIGHT + FACTORS) + 1024) / 4);
 SHARED_FLOATS(found, 4);
@@ -24,9 +26,9 @@ const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in 
 const int outputs = scales_shape[1], groups = scales_shape[2], columns = groups * GROUP;
 const int experts = offsets_shape[0] - 1, pairs = order_shape[0];
 #ifdef GATED
-constexpr int WIDTH = 64;
+constexpr int WIDTH = FOURS * 64;
 #else
-constexpr int WIDTH = 128;
+constexpr int WIDTH = THREADS;
 #endif
 const int parts = (outputs + WIDTH - 1) / WIDTH;
 const int part = int(threadgroup_position_in_grid.x) % parts, cut = int(threadgroup_position_in_grid.x) / parts;
@@ -36,7 +38,7 @@ if (thread == 0) {
   mine[2] = 0;
 }
 group_barrier();
-for (int expert = thread; expert < experts; expert += 128) {
+for (int expert = thread; expert < experts; expert += THREADS) {
   const int begin = offsets[expert], end = offsets[expert + 1], first = begin + (cut - begin / ROWS - expert) * ROWS;
   if (first >= begin && first < end) {
     mine[0] = expert;
@@ -54,28 +56,29 @@ SHARED unsigned char* const givens = aligned_memory(lent);
 SHARED unsigned char* const weights = givens + STAGES * GIVEN;
 SHARED unsigned int* const factors = (SHARED unsigned int*)(weights + STAGES * WEIGHT);
 
-// A thread copies the same chunk of every sixteenth row, and pieces of weights.
+// A thread copies the same chunk of some rows, and pieces of weights. What units make of rows that are not there is thrown away.
 const int chunk = thread % 8, given_to = thread / 8 * 128 + (chunk ^ thread / 8 & 7) * 16;
-const DEVICE T* given_from[ROWS / 16];
+const DEVICE T* given_from[COPIES];
 #pragma unroll
-for (int i = 0; i < ROWS / 16; ++i) {
-  const int row = least(thread / 8 + i * 16, rows - 1);
+for (int i = 0; i < COPIES; ++i) {
+  const int row = least(thread / 8 + i * AT_ONCE, rows - 1);
 #ifdef SORTED
   given_from[i] = given + (size_t)(first + row) * columns + chunk * 8;
 #else
   given_from[i] = given + (size_t)(order[first + row] / (pairs / given_shape[0])) * columns + chunk * 8;
 #endif
 }
-#define OUTPUT_OF(row) least(part * WIDTH + (row) % WIDTH, outputs - 1)
 #ifdef GATED
-#define OF(row, name) ((row) < 64 ? name : other_##name)
+#define OUTPUT_OF(row) least(part * WIDTH + (row) / 128 * 64 + (row) % 64, outputs - 1)
+#define OF(row, name) ((row) % 128 < 64 ? name : other_##name)
 #else
+#define OUTPUT_OF(row) least(part * WIDTH + (row), outputs - 1)
 #define OF(row, name) name
 #endif
 const DEVICE unsigned char* piece_from[PIECES];
 #pragma unroll
 for (int i = 0; i < PIECES; ++i) {
-  const int piece = i * 128 + thread, row = piece / PIECES;
+  const int piece = i * THREADS + thread, row = piece / PIECES;
   piece_from[i] = (const DEVICE unsigned char*)OF(row, weight) +
                   ((size_t)expert * outputs + OUTPUT_OF(row)) * (columns / 64 * LINE) + piece % PIECES * PIECE;
 }
@@ -94,12 +97,14 @@ unsigned int fetched[PAIRS];
 int copied_to = 0;
 #define COPY(step)                                                                                           \
   if ((step) < steps) {                                                                                      \
-    _Pragma("unroll") for (int i = 0; i < ROWS / 16; ++i) {                                                  \
-      copy_chunk((SHARED float*)(givens + copied_to * GIVEN + given_to + i * 2048), given_from[i] + (step) * 64, \
-                 thread / 8 + i * 16 < rows);                                                                \
+    _Pragma("unroll") for (int i = 0; i < COPIES; ++i) {                                                     \
+      if (i * AT_ONCE < rows && (ROWS % AT_ONCE == 0 || thread / 8 < ROWS)) {                                \
+        SHARED unsigned char* to = givens + copied_to * GIVEN + given_to + i * (AT_ONCE * 128);              \
+        copy_chunk((SHARED float*)to, given_from[i] + (step) * 64, true);                                    \
+      }                                                                                                      \
     }                                                                                                        \
     _Pragma("unroll") for (int i = 0; i < PIECES; ++i) {                                                     \
-      SHARED unsigned char* to = weights + copied_to * WEIGHT + (i * 128 + thread) * PIECE;                  \
+      SHARED unsigned char* to = weights + copied_to * WEIGHT + (i * THREADS + thread) * PIECE;                  \
       if (PIECE == 16) {                                                                                     \
         pass_chunk((SHARED float*)to, piece_from[i] + (step) * LINE, true);                                  \
       } else {                                                                                               \
@@ -107,7 +112,7 @@ int copied_to = 0;
       }                                                                                                      \
     }                                                                                                        \
     _Pragma("unroll") for (int i = 0; i < PAIRS; ++i) {                                                      \
-      factors[(copied_to * 128 + thread) * PAIRS + i] = fetched[i];                                          \
+      factors[(copied_to * THREADS + thread) * PAIRS + i] = fetched[i];                                          \
     }                                                                                                        \
   }                                                                                                          \
   end_copies();                                                                                              \
@@ -119,7 +124,7 @@ FETCH(0)
 for (int early = 0; early < AHEAD; ++early) {
   COPY(early)
 }
-float sums[2][ROWS / 2];
+float sums[2][ROWS / 2];  // of which few rows take the first ones, and few units' time
 #pragma unroll
 for (int i = 0; i < ROWS; ++i) {
   sums[i % 2][i / 2] = 0.0f;
@@ -137,9 +142,9 @@ do {  // at least once: units are still adding where this ends, and no sums may 
   unsigned int scale[4], bias[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = i / 2 * 64 + warp * 16 + i % 2 * 8 + up;
+    const int row = warp / 4 * 128 + i / 2 * 64 + warp % 4 * 16 + i % 2 * 8 + up;
     load_lot(lots[i], weights + stage * WEIGHT + row * LINE + across * (2 * BITS));
-    const unsigned int both = factors[(stage * 128 + row) * PAIRS + (PAIRS == 2 ? across / 2 : 0)];
+    const unsigned int both = factors[(stage * THREADS + row) * PAIRS + (PAIRS == 2 ? across / 2 : 0)];
     scale[i] = lower_halves(both, both);
     bias[i] = upper_halves(both, both);
   }
@@ -151,12 +156,13 @@ do {  // at least once: units are still adding where this ends, and no sums may 
       const int line = i / 8 * 2 + i % 2, half = i / 4 % 2, at = half * 2 + i / 2 % 2;
       held[eight][i / 8][half][i % 4] = Unpacked::of(two_at<BITS>(lots[line], eight, at), scale[line], bias[line]);
     }
-    begin_units();
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      multiply_rows<T, ROWS>(sums[0], sums[1], held[eight][0][half], held[eight][1][half], given_at, eight * 2 + half);
+    if (rows <= ROWS / 4) {
+      multiply_columns<T, ROWS / 4>(sums, held[eight], given_at, eight * 2);
+    } else if (rows <= ROWS / 2) {
+      multiply_columns<T, ROWS / 2>(sums, held[eight], given_at, eight * 2);
+    } else {
+      multiply_columns<T, ROWS>(sums, held[eight], given_at, eight * 2);
     }
-    end_units();
   }
   stage = stage == STAGES - 1 ? 0 : stage + 1;
 } while (++step < steps);
@@ -173,24 +179,26 @@ SHARED T* const products = (SHARED T*)givens;
 #pragma unroll
 for (int i = 0; i < ROWS / 2; ++i) {
   const int row = i / 4 * 8 + across * 2 + i % 2, below = i / 2 % 2;
+  const int line = warp % 4 * 16 + below * 8 + up;  // of the 64
 #ifdef BIASED
-#define ADDED(number, tile, name) \
-  float(T(float(T(number)) + float(name[(size_t)expert * outputs + least(part * WIDTH + (tile) * 64 + warp * 16 + below * 8 + up, outputs - 1)])))
+#define ADDED(number, output, name) \
+  float(T(float(T(number)) + float(name[(size_t)expert * outputs + least(part * WIDTH + (output), outputs - 1)])))
 #else
-#define ADDED(number, tile, name) (number)
+#define ADDED(number, output, name) (number)
 #endif
 #ifdef GATED
-  const float gate = ADDED(sums[0][i], 0, bias_of), other = ADDED(sums[1][i], 0, other_bias_of);
-  products[row * PITCH + below * 32 + up % 4 * 8 + warp * 2 + up / 4] = T(curve_of<CURVE>(gate, other));
+  const int output = warp / 4 * 64, to = below * 32 + up % 4 * 8 + warp % 4 * 2 + up / 4;
+  const float gate = ADDED(sums[0][i], output + line, bias_of), other = ADDED(sums[1][i], output + line, other_bias_of);
+  products[row * PITCH + output + to] = T(curve_of<CURVE>(gate, other));
 #else
-  const int output = warp * 16 + below * 8 + up;
-  products[row * PITCH + output] = T(ADDED(sums[0][i], 0, bias_of));
-  products[row * PITCH + 64 + output] = T(ADDED(sums[1][i], 1, bias_of));
+  const int output = warp / 4 * 128 + line;
+  products[row * PITCH + output] = T(ADDED(sums[0][i], output, bias_of));
+  products[row * PITCH + output + 64] = T(ADDED(sums[1][i], output + 64, bias_of));
 #endif
 #undef ADDED
 }
 group_barrier();
-for (int i = thread; i < rows * (WIDTH / 8); i += 128) {
+for (int i = thread; i < rows * (WIDTH / 8); i += THREADS) {
   const int row = i / (WIDTH / 8), output = part * WIDTH + i % (WIDTH / 8) * 8;
   if (output < outputs) {
 #ifdef SORTED

@@ -56,6 +56,16 @@ INLINE void multiply_rows(LOCAL float* low, LOCAL float* high, const LOCAL unsig
 }
 #endif
 
+// The next 32 columns.
+template <typename T, int ROWS, int SUMS>
+INLINE void multiply_columns(LOCAL float (&sums)[2][SUMS], const LOCAL unsigned int (&held)[2][2][4],
+                             const SHARED unsigned char* rows, int k) {
+  begin_units();
+  multiply_rows<T, ROWS>(sums[0], sums[1], held[0][0], held[1][0], rows, k);
+  multiply_rows<T, ROWS>(sums[0], sums[1], held[0][1], held[1][1], rows, k + 1);
+  end_units();
+}
+
 // x * a + b of two numbers of 16 bits in one, rounded once.
 #ifdef __CUDACC__
 template <typename T>
@@ -72,6 +82,8 @@ INLINE unsigned int multiply_add_two<Half>(unsigned int x, unsigned int a, unsig
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(two) : "r"(x), "r"(a), "r"(b));
   return two;
 }
+// Nothing by what is very large.
+INLINE float quick_quotient(float x, float y) { return __fdividef(x, y); }
 // Memory that begins at a multiple of 1,024 bytes.
 INLINE SHARED unsigned char* aligned_memory(SHARED float* from) {
   return (SHARED unsigned char*)from + (0u - (unsigned int)__cvta_generic_to_shared(from) & 1023u);
@@ -89,6 +101,7 @@ INLINE unsigned int multiply_add_two(unsigned int x, unsigned int a, unsigned in
   return two_of<T>(multiply_add(part_of_two<T>(x, 0), part_of_two<T>(a, 0), part_of_two<T>(b, 0)),
                    multiply_add(part_of_two<T>(x, 1), part_of_two<T>(a, 1), part_of_two<T>(b, 1)));
 }
+INLINE float quick_quotient(float x, float y) { return x / y; }
 INLINE SHARED unsigned char* aligned_memory(SHARED float* from) { return (SHARED unsigned char*)from; }
 #endif
 
@@ -150,18 +163,18 @@ INLINE void load_pairs(LOCAL unsigned int* pairs, const DEVICE unsigned char* sc
   }
 }
 
-// What experts make of their gates: silu(gate) * up, gelu(gate) * up by a tangent, or, clipped, gate * sigmoid(1.702 gate) *
-// (up + 1).
+// What experts make of their gates: silu(gate) * up; gelu(gate) * up, by a tangent, which is a sigmoid; or, clipped,
+// gate * sigmoid(1.702 gate) * (up + 1).
 template <int CURVE>
 INLINE float curve_of(float gate, float up) {
+  float inner = gate;
   if (CURVE == 1) {
-    const float inner = 0.79788456f * (gate + 0.044715f * gate * gate * gate);
-    return 0.5f * gate * (1.0f + tangent(inner)) * up;
+    inner = 1.5957691f * (gate + 0.044715f * gate * gate * gate);
   }
   if (CURVE == 2) {
     gate = -larger(-gate, -7.0f);
-    up = -larger(-larger(up, -7.0f), -7.0f);
-    return (up + 1.0f) * gate / (1.0f + exponential(-1.702f * gate));
+    up = 1.0f - larger(-larger(up, -7.0f), -7.0f);
+    inner = 1.702f * gate;
   }
-  return gate / (1.0f + exponential(-gate)) * up;
+  return quick_quotient(gate, 1.0f + quick_power_of_two(-1.442695f * inner)) * up;
 }
