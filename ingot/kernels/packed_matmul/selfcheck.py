@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import required_launcher
@@ -205,7 +206,7 @@ def _expert_cases(experts: GroupedExperts, plainly: Activation) -> Iterator[Case
 def _by_plain_operations(experts: GroupedExperts, x: mx.array, chosen: mx.array, plainly: Activation) -> mx.array:
     """[tokens, k, outputs] in float32: for all tokens each expert that is chosen, and of them those that chose it."""
     x, found = x.astype(mx.float32), mx.zeros((*chosen.shape, experts.down.outputs))
-    for expert in sorted({*chosen.flatten().tolist()}):  # type: ignore[arg-type]
+    for expert in sorted({*np.array(chosen).ravel().tolist()}):
         gate, up = (each.multiplied(x, expert) for each in (experts.gate, experts.up))
         y = experts.down.multiplied(plainly(gate, up), expert)
         found = mx.where((chosen == expert)[..., None], y[:, None], found)

@@ -297,8 +297,8 @@ def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.
 @pytest.mark.parametrize("part", ["conv", "state"])
 def test_a_graph_that_leaves_other_recurrent_states_is_not_used(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = {
-        "conv": ("tail[(size_t)tap * CHANNELS] = seen[tap + 1];", "tail[(size_t)tap * CHANNELS] = seen[tap];"),
-        "state": ("store_four((DEVICE float4*)(states + slot * ALL", "store_four((DEVICE float4*)(states + 0 * ALL"),
+        "conv": (": seen[tap + 1];", ": seen[tap];"),
+        "state": ("STATES_AFTER(states, row, slot, ALL)", "STATES_AFTER(states, row, 0, ALL)"),
     }[part]
 
     def broken(self: Emulator, text: KernelText) -> KernelText:
