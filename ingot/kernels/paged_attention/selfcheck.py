@@ -296,8 +296,7 @@ def _cases(
     ]
     targets = [(number % slabs, number % TRIAL_PAGES, (7 * number) % heads.page) for number in range(1, TRIAL_TOKENS)]
     slots = token_slots([*((page_number(slab, page), offset) for slab, page, offset in targets), (-1, 0)])
-    row = heads.heads * shape.query_step + heads.kv_heads * sum(sizes)
-    projected = mx.array(random.standard_normal((TRIAL_TOKENS, row), np.float32)).astype(dtype)
+    projected = mx.array(random.standard_normal((TRIAL_TOKENS, shape.row), np.float32)).astype(dtype)
     positions, speeds = mx.arange(TRIAL_TOKENS) * 97, 10000.0 ** (-mx.arange(shape.dims // 2) / max(1, shape.dims // 2))
     angles = rope_angles(positions, speeds, 1.25)
     mx.eval(slab_arrays)
@@ -306,24 +305,33 @@ def _cases(
     written = [mx.stack([own[slab][page, :, offset] for slab, page, offset in targets]) for own in slab_arrays]
     queries, *expected = plain_rope(shape, projected, angles, norms)
     yield Case("turn differs by {off} in queries", queries_out, queries, BOUNDS[dtype])
+    if shape.queries_only:
+        yield Case("turn writes something", written[0], mx.zeros_like(written[0]))
+        return
     for name, found, all_tokens in zip(("keys", "values"), written, expected, strict=True):
         yield Case(f"turn differs by {{off}} in {name}", found, all_tokens[: TRIAL_TOKENS - 1], BOUNDS[dtype])
 
 
 def plain_rope(
     shape: RopeShape, projected: mx.array, angles: mx.array, norms: Sequence[HeadRmsNorm]
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys and values [tokens, heads, size] by plain operations, in float32."""
+) -> tuple[mx.array, ...]:
+    """Queries, keys and values [tokens, heads, size] by plain operations, in float32; or queries only."""
     heads, tokens = shape.heads, projected.shape[0]
     ends = [heads.heads * shape.query_step, heads.heads * shape.query_step + heads.kv_heads * heads.key_size]
     queries, keys, values = mx.split(projected.astype(mx.float32), ends, axis=-1)
     queries = queries.reshape(tokens, heads.heads, -1)[:, :, : heads.key_size]
-    keys, values = (part.reshape(tokens, heads.kv_heads, -1) for part in (keys, values))
-    if norms:
-        queries, keys = (_plain_norm(part, *norm) for part, norm in zip((queries, keys), norms, strict=True))
+    parts = [queries]
+    if not shape.queries_only:
+        values = keys if shape.keys_as_values else values
+        keys, values = (part.reshape(tokens, heads.kv_heads, -1) for part in (keys, values))
+        parts = [queries, keys]
+    if shape.normed:
+        parts = [_plain_norm(part, *norm) for part, norm in zip(parts, norms, strict=False)]
     if shape.dims:
-        queries, keys = (_plain_rotation(part, shape, angles) for part in (queries, keys))
-    return queries, keys, values
+        parts = [_plain_rotation(part, shape, angles) for part in parts]
+    if shape.queries_only:
+        return (parts[0],)
+    return *parts, _plain_norm(values, *norms[-1]) if shape.values_normed else values
 
 
 def _plain_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:

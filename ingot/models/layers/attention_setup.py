@@ -143,7 +143,7 @@ def _prepares_plainly(module: MixedAttention) -> bool:
     scaled = spec.query_scale is not None and isinstance(attrgetter(spec.query_scale)(module), mx.array)
     late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
     packed = spec.latent is not None or module.kv_layout is not None
-    return not (scaled or late or packed or module.reads_stored_kv)
+    return not (scaled or late or packed)
 
 
 def _norms_of(module: MixedAttention) -> list[nn.Module]:
@@ -151,30 +151,41 @@ def _norms_of(module: MixedAttention) -> list[nn.Module]:
 
 
 def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
-    spec = module._spec
+    spec, reads_only = module._spec, module.reads_stored_kv
     norms = [] if spec.joint_head_norms else _norms_of(module)  # those that span all heads come before the kernel
+    value_norm = None if spec.value_norm is None or reads_only else module[spec.value_norm]
     if spec.norm_weights is not None or not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
         return None
+    if value_norm is not None and "weight" in value_norm:
+        return None
     factors: list[HeadRmsNorm] = [(norm_factor(norm), float(norm.eps)) for norm in norms]
+    if module._plain_norm is not None:
+        factors = [(None, module._plain_norm.eps)] * 2
     return kernel_ropes.rope_for(
         heads=module._heads,
         kv_heads=module._kv_heads,
         rope=module._rope,
-        norms=factors if module._plain_norm is None else [(None, module._plain_norm.eps)] * 2,
+        norms=factors * 2 if len(factors) == 1 else factors,
+        value_norm=None if value_norm is None else (None, float(value_norm.eps)),
         gated=spec.gated,
+        keys_as_values=module.keys_as_values,
+        queries_only=reads_only,
     )
 
 
 def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
-    """The query, key and value projections as one, where heads of keys and values are of one size."""
+    """The projections of queries, keys and values, of those that there are, as one, where heads of keys and values are
+    of one size."""
     spec = module._spec
     if spec.joint is not None:
         return None if spec.joint_by_group else join_linears(module[spec.joint], names=[spec.joint])
-    if spec.shared_kv is not None or not all(name in module for name in spec.projections):
+    if spec.shared_kv is not None and spec.shared_kv.projected:
         return None
-    layers = [module[name] for name in spec.projections]
-    keys, values = (layer.weight.shape[0] for layer in layers[1:])
-    return join_linears(*layers, names=spec.projections) if keys == values else None
+    names = spec.projections[:1] if module.reads_stored_kv else spec.projections
+    names = tuple(name for name in names if name in module)
+    layers = [module[name] for name in names]
+    sizes = {layer.weight.shape[0] for layer in layers[1:]}
+    return join_linears(*layers, names=names) if len(sizes) <= 1 else None
 
 
 def _make_paged_attention(module: MixedAttention, kernels: CheckedKernels) -> PagedKernelAttention:

@@ -518,8 +518,7 @@ def _distance(one: mx.array, other: mx.array) -> float:
 
 def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
     """The storage of a layer's KV, if the graph can address it."""
-    size = part.head_size
-    storage = state.provided(part.module._kv_heads, (size, size), dtype)
+    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
     if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
         return None
     return storage
