@@ -1,5 +1,5 @@
 """One kernel for what precedes attention: norms of queries and keys, RoPE, and writing keys and values to their
-pages."""
+pages; and one for what precedes latent attention."""
 
 from __future__ import annotations
 
@@ -117,6 +117,84 @@ class RopeKernel(Launched):
         return turned, done
 
 
+@dataclass(frozen=True, slots=True)
+class LatentRopeShape:
+    """The norm of latents, and RoPE, of a layer with latent attention. A head of queries has `unrotated` numbers, which
+    are multiplied into the space of latents, and those that are rotated behind them."""
+
+    heads: AttentionShape
+    unrotated: int
+    query_row: int  # numbers of a token where its queries are
+    latent_row: int  # the same where its latent is
+    latent_at: int  # where that begins
+    dims: int = 0  # rotated dimensions; 0: none
+    neighbours: bool = False  # pairs are neighbours (traditional), not half of `dims` apart
+
+    def unsupported(self) -> str | None:
+        """Why there is no kernel for it; None where there is one."""
+        if not self.heads.latent or self.heads.kv_heads != 1:
+            return "latents are one for all heads"
+        if self.dims % 2 or not 0 <= self.dims <= self.heads.value_size:
+            return f"{self.dims} of {self.heads.value_size} dimensions are rotated: it must be an even number of them"
+        return self.heads.unsupported()
+
+
+class LatentRopeKernel(Launched):
+    """The kernel of one layer, or of all layers with the same shape."""
+
+    def __init__(
+        self, run: Launcher, tuning: AttentionTuning, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm
+    ) -> None:
+        """`norm` is that of latents. Raises ValueError where there is no kernel for it."""
+        if (reason := shape.unsupported()) is not None:
+            raise ValueError(reason)
+        if dtype not in DTYPES:
+            raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
+        self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
+        heads, (weight, eps) = shape.heads, norm
+        factors = mx.ones(heads.key_size) if weight is None else weight.astype(mx.float32)
+        self._norms = mx.concatenate([factors, mx.array([eps], mx.float32)])
+        mx.eval(self._norms)
+        self._template: KernelTemplate = (
+            *(("T", dtype), ("KEY_SIZE", heads.key_size), ("VALUE_SIZE", heads.value_size), ("KV_HEADS", 1)),
+            *(("PAGE", heads.page), ("HEADS", heads.heads), ("UNROTATED", shape.unrotated), ("WARPS", ROPE_WARPS)),
+            *(("Q_ROW", shape.query_row), ("KV_ROW", shape.latent_row), ("KV_AT", shape.latent_at)),
+            *(("DIMS", shape.dims), ("NEIGHBOURS", shape.neighbours)),
+        )
+
+    def __call__(
+        self,
+        queries: mx.array,
+        latents: mx.array,
+        embedded: mx.array,
+        angles: mx.array,
+        slots: mx.array,
+        slabs: KVSlabs,
+        after: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """Queries [tokens, heads, query_size] as they attend, and a token, as `PagedAttention.write` gives.
+
+        `queries` [tokens, query_row] and `latents` [tokens, latent_row] are as they are projected, and `embedded`
+        [heads, tokens, rank] are queries in the space of latents: all of them in contiguous memory. `angles` and
+        `slots` are as for a `RopeKernel`. A token's bits depend on nobody else's.
+        """
+        for dtype in (queries.dtype, latents.dtype, embedded.dtype, slabs.dtype):
+            if dtype != self._dtype:
+                raise ValueError(f"{dtype} where {self._dtype} was said")
+        heads, tokens, taken = self._shape.heads, queries.shape[0], self._tuning.taken(len(slabs.keys))
+        turned, done = self._run(
+            paged_kernel("turn_latent", taken),
+            [queries, latents, embedded, angles, self._norms, slots, after, *slabs.found(taken, self._run)],
+            LaunchConfig(
+                template=self._template,
+                groups=(tokens, -(-(heads.heads + 1) // ROPE_WARPS), 1),
+                threads=ROPE_WARPS * 32,
+                outputs=(OutputSpec((tokens, heads.heads, heads.query_size), self._dtype), OutputSpec((1,), mx.int32)),
+            ),
+        )
+        return turned, done
+
+
 def rope_angles(positions: mx.array, speeds: mx.array, gain: float = 1.0) -> mx.array:
     """How tokens at `positions` [tokens], or [tokens, speeds] where each speed has its own, turn when number i turns by
     position * speeds[i], and grows by `gain`."""
@@ -141,3 +219,8 @@ def _pack_norms(shape: RopeShape, norms: Sequence[HeadRmsNorm]) -> mx.array:
 def rope_kernel(device: Device, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm] = ()) -> RopeKernel:
     """By this device's kernels. Raises ValueError where there are none, and as `RopeKernel` does."""
     return RopeKernel(required_launcher(device), TUNINGS[device.kind], shape, dtype, norms)
+
+
+def latent_rope_kernel(device: Device, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm) -> LatentRopeKernel:
+    """Likewise."""
+    return LatentRopeKernel(required_launcher(device), TUNINGS[device.kind], shape, dtype, norm)

@@ -15,8 +15,8 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.paged_attention import rope as module
 from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KVSlabs, page_number, token_slots
-from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
-from ingot.kernels.paged_attention.selfcheck import check_rope, plain_rope
+from ingot.kernels.paged_attention.rope import HeadRmsNorm, LatentRopeShape, RopeKernel, RopeShape, rope_angles
+from ingot.kernels.paged_attention.selfcheck import check_latent_rope, check_rope, plain_rope
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.engines import GPU
 from tests.kernels.paged_attention.memory import START, emulated
@@ -99,6 +99,36 @@ def test_a_tokens_bits_do_not_depend_on_who_is_beside_it(tokens: int, at: int, s
 def test_a_kernel_that_is_right_passes(kind: Any, dtype: mx.Dtype) -> None:
     for shape in SHAPES[1], SHAPES[3]:
         assert check_rope(Device(kind, "a GPU", 1), shape, dtype, norms_of(shape), 4) is None
+
+
+LATENTS = [
+    LatentRopeShape(AttentionShape(20, 1, 512, 64, latent=True), 192, 20 * 256, 768 + 576, 768, 64, neighbours=True),
+    LatentRopeShape(AttentionShape(3, 1, 48, 16, latent=True), 32, 208, 208, 144, dims=10),
+    LatentRopeShape(AttentionShape(2, 1, 32, 32, latent=True), 16, 96, 64, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["cuda", "metal"])
+@pytest.mark.parametrize("shape", LATENTS, ids=str)
+def test_latents_are_normed_turned_and_written(shape: LatentRopeShape, kind: Any, dtype: mx.Dtype) -> None:
+    norm = mx.random.normal((shape.heads.key_size,)), 0.125
+    assert check_latent_rope(Device(kind, "a GPU", 1), shape, dtype, norm, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("- y * sine", "+ y * sine"), ("squares / float(KEY_SIZE)", "squares"), ("+ KV_AT", ""), (" + UNROTATED;", ";")],
+)
+def test_a_kernel_for_latents_that_is_wrong_is_named(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            assert "_turn_latent_" not in text.name or old in text.body
+            return text._replace(body=text.body.replace(old, new))
+
+    monkeypatch.setattr(module, "required_launcher", lambda device: Broken())
+    found = check_latent_rope(GPU, LATENTS[1], mx.float32, (None, 1e-3), 3)
+    assert found is not None and found.startswith("turn differs by")
 
 
 @pytest.mark.parametrize(
