@@ -183,11 +183,33 @@ class MixedAttention(nn.Module):
         if state.query_observer is not None and not self.reads_stored_kv:
             state.query_observer(self._make_queries(queries))
         found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
-        joined = self._attend_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
-        flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
-        flat = self._gate_output(self._unpack_output(flat), gate, inputs)
+        if isinstance(found, dict):
+            flat = self._attend_rest(found, queries, inputs, masks, state, mixed)
+        else:
+            flat = self._finish(found, inputs, masks, state, mixed)
+        flat = self._gate_output(flat, gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
+
+    def _finish(
+        self, attended: mx.array, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+    ) -> mx.array:
+        """The attention [tokens, ...] of all tokens as it is gated and projected."""
+        return self._unpack_output(
+            self._with_bidirectional(attended.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
+        )
+
+    def _attend_rest(
+        self,
+        found: dict[int, mx.array],
+        queries: mx.array,
+        inputs: AttentionInputs,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
+    ) -> mx.array:
+        """The same, where kernels have computed only some parts."""
+        return self._finish(self._attend_parts(found, queries, masks, state, mixed), inputs, masks, state, mixed)
 
     def _attend_parts(
         self,

@@ -19,7 +19,14 @@ from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.pages import PAGE
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
-from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
+from ingot.kernels.paged_attention.rope import (
+    HeadRmsNorm,
+    LatentRopeKernel,
+    LatentRopeShape,
+    RopeKernel,
+    RopeShape,
+    rope_angles,
+)
 from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.models.families.registry import rope_spec_of
 from ingot.models.layers.modules import extend, swap_each
@@ -218,7 +225,7 @@ class KernelRopes:
     """The RoPE of a model's layers, by kernels of a GPU."""
 
     def __init__(self, kernels: CheckedKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._angles: dict[tuple[object, ...], RopeAngles] = {}
 
     def angles_for(self, rope: nn.Module | None) -> RopeAngles | None:
@@ -244,7 +251,34 @@ class KernelRopes:
             return None
         form |= {"normed": bool(norms), "values_normed": value_norm is not None}
         all_norms = [*norms, *([] if value_norm is None else [value_norm])]
-        return KernelRope(self._kernels, heads, kv_heads, all_norms, angles, form)
+        return KernelRope(self.kernels, heads, kv_heads, all_norms, angles, form)
+
+
+class KernelLatentRope:
+    """One latent layer's norm of latents, RoPE and writes, as one kernel."""
+
+    def __init__(
+        self, kernels: CheckedKernels, heads: int, unrotated: int, sizes: tuple[int, int], norm: HeadRmsNorm, angles: RopeAngles
+    ) -> None:
+        """`sizes` are those of latents and of what is rotated."""
+        self._kernels, self._norm, self.angles, self._unrotated = kernels, norm, angles, unrotated
+        self._heads = AttentionShape(heads, 1, *sizes, PAGE, latent=True)
+        self._by_shape: dict[tuple[LatentRopeShape, mx.Dtype], LatentRopeKernel | None] = {}
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self._heads.key_size, self._heads.value_size
+
+    def kernel_for(self, query_row: int, latent_row: int, latent_at: int, dtype: mx.Dtype) -> LatentRopeKernel | None:
+        """The kernel for tokens with so many numbers where their queries and latents are, the latter from a place on;
+        None where none is correct."""
+        angles = self.angles
+        shape = LatentRopeShape(
+            self._heads, self._unrotated, query_row, latent_row, latent_at, angles.dims, angles.neighbours
+        )
+        if (shape, dtype) not in self._by_shape:
+            self._by_shape[shape, dtype] = self._kernels.turning_latents(shape, dtype, self._norm)
+        return self._by_shape[shape, dtype]
 
 
 class KernelRope:
