@@ -527,8 +527,7 @@ def _distance(one: mx.array, other: mx.array) -> float:
 
 def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
     """The storage of a layer's KV, if the graph can address it."""
-    size = part.head_size
-    storage = state.provided(part.module._kv_heads, (size, size), dtype)
+    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
     if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
         return None
     return storage
@@ -542,10 +541,12 @@ class GraphedLayer(LayerStandIn):
     _shared_kv: SharedKvSpec | None  # what it returns for later layers
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, **given: Any) -> Any:
-        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number):
-            return self.by_itself(x, mask, cache, **given)
         shared = self._shared_kv
         call = LayerCall(mask, cache, given, None if shared is None else shared.argument)
+        # What it returns for later layers is a state only in mixed batches.
+        passes_state = isinstance(call.state, AppendState) and call.state.whole is not None
+        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number) or not (shared is None or passes_state):
+            return self.by_itself(x, mask, cache, **given)
         y = self._stack.call_layer(self._number, x, call)
         return y if shared is None else (y, call.state, *map(given.get, shared.returned))
 

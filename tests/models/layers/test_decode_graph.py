@@ -41,6 +41,15 @@ pytestmark = pytest.mark.skipif(
     not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
 )
 PLAIN: dict[str, Any] = {**tiny.CONFIGS["kernel"], "attention_bias": True, "model_type": "llama"}
+_GEMMA4 = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 70,
+    "num_kv_shared_layers": 0,
+}
 _GEMMA = {"rope_local_base_freq": 1000.0, "query_pre_attn_scalar": 16, "sliding_window": 70}
 _MAMBA = {
     "hidden_size": 64,
@@ -68,6 +77,15 @@ _GRANITE = {
 KINDS: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma"},
     "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 16.0, "attn_logit_softcapping": 2.0},
+    # Layers that read what earlier ones store, and that are given something.
+    "gemma4-small": {
+        **_GEMMA4,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": tiny.CONFIGS["kernel"]["vocab_size"],
+    },
+    # Keys that are values, over fewer heads in some layers.
+    "gemma4-large": {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "gemma3_text": {"model_type": "gemma3_text", **_GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 2},
     "exaone4": {
         "model_type": "exaone4",
