@@ -339,8 +339,11 @@ class _RopeTrial:
         for number, name in enumerate(("keys", "values")):
             own = self._written[number]
             found = mx.stack([own[slab][page, :, offset] for slab, page, offset in self._targets])
-            wanted = kv[number][: TRIAL_TOKENS - 1] if kv else mx.zeros_like(found)
-            yield Case(f"turn differs by {{off}} in {name}", found, wanted, BOUNDS[self._dtype])
+            if kv:
+                wanted = kv[number][: TRIAL_TOKENS - 1]
+                yield Case(f"turn differs by {{off}} in {name}", found, wanted, BOUNDS[self._dtype])
+            else:
+                yield Case(f"turn writes {name}", found, mx.zeros_like(found))
 
 
 def _cases(
