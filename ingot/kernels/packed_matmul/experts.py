@@ -23,6 +23,7 @@ from ingot.kernels.packed_matmul.kernels import BITS, GROUPS, SOURCE, PackedForm
 STEP = 64
 """Columns that are multiplied at a time: all sizes are multiples of it."""
 DTYPES = (mx.float16, mx.bfloat16)
+MXFP4 = PackedFormat(4, 32, "mxfp4")
 Curve = Literal["silu", "gelu_tanh", "swiglu_oai"]
 Activation = Callable[[mx.array, mx.array], mx.array]
 """Of a gate and what it is multiplied by."""
@@ -95,10 +96,10 @@ class ExpertWeights:
         """Why there is no kernel for it; None where there is one."""
         packing = self.packing
         affine = packing.mode == "affine" and packing.bits in BITS and packing.group in GROUPS
-        if not affine and (packing.mode, packing.bits, packing.group) != ("mxfp4", 4, 32):
-            return f"experts of {packing.bits} bits in groups of {packing.group} as {packing.mode}"
+        if not affine and packing != MXFP4:
+            return f"experts of {packing.bits} bits in groups of {packing.group}, {packing.mode}: there are no kernels"
         if dtype not in DTYPES or any(each.dtype != dtype for each in self._numbers):
-            return f"experts in {self.scales.dtype} for activations in {dtype}"
+            return f"experts for activations in {dtype}: there are kernels for 16 bits, with scales in the same format"
         if self.columns % STEP or self.outputs % STEP:
             return f"experts of {self.outputs}x{self.columns}: there are kernels for multiples of {STEP}"
         return None

@@ -31,7 +31,7 @@ from ingot.kernels.packed_matmul.kernels import (
     make_scratch,
     packed_product,
 )
-from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
+from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases, first_wrong
 
 MOST_SCRATCH = 1 << 30
 PackedKey = tuple[PackedFormat, mx.Dtype, bool, int, tuple[PackedCut, ...], int]
@@ -171,6 +171,10 @@ class CheckedExperts(Verdicts[ExpertsKey, GroupedTuning]):
             return None
         name = activation if isinstance(activation, str) else None
         key = (dtype, name, *(weights.kind for weights in projections))
+        reason = first_wrong(weights.unsupported(dtype) for weights in projections)
+        if reason is not None:
+            self.wrong[key] = reason
+            return None
 
         def make(tuning: GroupedTuning) -> GroupedExperts:
             run = required_launcher(self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from ingot.kernels.device import Device
@@ -11,7 +12,13 @@ from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.packed_matmul import kernels
 from ingot.kernels.packed_matmul import selfcheck as checked_module
 from ingot.kernels.packed_matmul.kernels import DTYPES, PackedFormat, PackedWeights
-from ingot.kernels.packed_matmul.selfcheck import CheckedPacked, check_packed_product
+from ingot.kernels.packed_matmul.selfcheck import (
+    CheckedExperts,
+    CheckedPacked,
+    Projections,
+    check_packed_product,
+)
+from tests.kernels.packed_matmul.test_experts import projection
 from tests.kernels.packed_matmul.weights import experts, packed
 from tests.kernels.paged_attention.memory import emulated
 
@@ -105,3 +112,68 @@ def test_a_packing_without_a_kernel_is_named_once() -> None:
     checked = CheckedPacked(GPU)
     assert not checked.supports(PackedFormat(4, 32, "mxfp4")) and not checked.supports(PackedFormat(4, 32, "mxfp4"))
     assert list(checked.wrong.values()) == ["weights packed as mxfp4: there are kernels for affine ones"]
+
+
+def _experts(hidden: int = 64) -> Projections:
+    shapes = ((5, 64, hidden), (5, 64, hidden), (5, hidden, 64))
+    gate, up, down = (projection(FOURS, shape, mx.bfloat16, seed=i) for i, shape in enumerate(shapes))
+    return gate, up, down
+
+
+@emulated
+def test_experts_of_many_tokens_that_are_right_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = CheckedExperts(GPU)
+    first = checked.of(_experts(), mx.bfloat16, "silu", _silu)
+    assert first is not None and not checked.wrong
+    monkeypatch.setattr(checked_module, "check_cases", lambda *args: pytest.fail("compared again"))
+    assert checked.of(_experts(), mx.bfloat16, "silu", _silu) is not None
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("wait_for_copies<AHEAD - 1>();", "", "32 rows differ for 5 experts of 64x64, affine 4/64"),
+        ("thread / 8 * 128", "thread / 16 * 128", "32 rows differ"),
+        ("T(ADDED(sums[1][i]", "T(1.0001f * rows * ADDED(sums[1][i]", "32 rows differ"),
+        ("settle<ROWS", "unsettle<ROWS", "does not run: a kernel does not compile"),
+    ],
+)
+def test_experts_of_many_tokens_that_are_wrong_are_named(
+    old: str, new: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            return text._replace(body=text.body.replace(old, new))
+
+    monkeypatch.setattr(checked_module, "required_launcher", lambda device: Broken(3))
+    checked = CheckedExperts(GPU)
+    assert checked.of(_experts(128), mx.bfloat16, "silu", _silu) is None
+    assert next(iter(checked.wrong.values())).startswith(said.replace("64x64", "64x128"))
+
+
+@emulated
+def test_units_that_read_shared_memory_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            uses = "wgmma.mma_async" in text.header
+            return text._replace(body=text.body.replace("given_at, eight * 2", "given_at, eight")) if uses else text
+
+    monkeypatch.setattr(checked_module, "required_launcher", lambda device: Broken())
+    checked = CheckedExperts(GPU)
+    found = checked.of(_experts(), mx.bfloat16, "silu", _silu)
+    assert found is not None and found.rows == (32, 64)
+    assert list(checked.wrong.values()) == ["32 rows differ for 5 experts of 64x64, affine 4/64"]
+
+
+def test_a_mac_is_left_mlxs_own_experts_and_others_are_named() -> None:
+    mac, gpu = CheckedExperts(MAC), CheckedExperts(GPU)
+    assert mac.of(_experts(), mx.bfloat16, "silu", _silu) is None and not mac.wrong
+    assert gpu.of(_experts(), mx.float32, "silu", _silu) is None
+    assert list(gpu.wrong.values()) == [
+        "experts for activations in mlx.core.float32: there are kernels for 16 bits, with scales in the same format"
+    ]
+
+
+def _silu(gate: mx.array, up: mx.array) -> mx.array:
+    return nn.silu(gate) * up

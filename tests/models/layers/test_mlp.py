@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels.cpu import native
+from ingot.kernels.packed_matmul.selfcheck import CheckedExperts
 from ingot.models.families.registry import mlp_spec_of
-from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
-from ingot.models.layers.modules import named_parameters
+from ingot.models.layers.mlp import (
+    GatedMLP,
+    GroupedSwitchGLU,
+    JoinedMLP,
+    join_gated_mlps,
+    swap_gated_mlps,
+    swap_switch_mlps,
+)
+from ingot.models.layers.modules import named_parameters, restored_module
+from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU
+from tests import engines
+from tests.kernels.paged_attention.memory import emulated
 from tests.models.layers import family_configs
 
 # One for each way in which an MLP is gated.
@@ -64,3 +78,56 @@ def test_an_mlp_whose_products_are_one_gives_the_same(family: str) -> None:
         off = mx.abs(swapped[path](x) - wanted) <= 1e-5 * mx.abs(wanted).max(axis=-1, keepdims=True)
         assert mx.all(off).item()
     assert {path for path, _ in named_parameters(model)} == names
+
+
+class DoubledSwiGLU(nn.Module):
+    """One that kernels do not know."""
+
+    def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
+        return 2 * nn.silu(gate) * x
+
+
+def experts(activation: nn.Module, size: int = 64, **packing: Any) -> nn.Module:
+    """A model that has nothing else but a norm."""
+    model = nn.Module()
+    model.mlp, model.norm = SwitchGLU(size, 128, 5, activation, "mode" in packing), nn.RMSNorm(size)
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, **packing, class_predicate=lambda path, module: hasattr(module, "to_quantized"))
+    mx.eval(model.parameters())
+    return model
+
+
+def tokens(count: int, size: int = 64) -> tuple[mx.array, mx.array]:
+    """And the experts that they choose."""
+    x = mx.random.normal((1, count, size), key=mx.random.key(2)).astype(mx.bfloat16)
+    return x, mx.argsort(mx.random.uniform(shape=(1, count, 5), key=mx.random.key(3)))[..., :2]
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("activation", "packing"),
+    [
+        (SwiGLU(), {"group_size": 64, "bits": 4}),
+        (SwigluOAI(), {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
+        (SwigluOAI(limit=1.0), {"group_size": 32, "bits": 8}),
+        (DoubledSwiGLU(), {"group_size": 64, "bits": 4}),
+    ],
+)
+def test_experts_on_gpus_give_what_mlx_lms_own_give(activation: nn.Module, packing: dict[str, Any]) -> None:
+    model, kernels = experts(activation, **packing), CheckedExperts(engines.GPU)
+    own = model.mlp
+    assert swap_switch_mlps(model, kernels) == 1 and isinstance(model.mlp, GroupedSwitchGLU) and not kernels.wrong
+    x, indices = tokens(50)
+    found, wanted = model.mlp(x, indices), own(x, indices)
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+    assert mx.abs(found - wanted).max() < 2**-4 * mx.abs(wanted).max()
+    few = tokens(3)
+    assert mx.array_equal(model.mlp(*few), own(*few)), "few rows are multiplied as before"
+    assert type(restored_module(model.mlp)) is SwitchGLU
+
+
+@emulated
+def test_experts_without_kernels_are_left_to_mlx_lm() -> None:
+    model, kernels = experts(SwiGLU(), size=96, group_size=32, bits=4), CheckedExperts(engines.GPU)
+    assert swap_switch_mlps(model, kernels) == 0 and type(model.mlp) is SwitchGLU
+    assert list(kernels.wrong.values()) == ["experts of 128x96: there are kernels for multiples of 64"]
