@@ -31,7 +31,7 @@ from ingot.kernels.paged_attention.inputs import (
     token_slots,
 )
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages, CodedShape
 
 
@@ -219,6 +219,19 @@ class KernelStorage(SlabStorage):
         """Apply RoPE to a projection, write its keys and values, and return its queries."""
         queries, self._token = turning(projected, angles, places, self.slabs, self._token)
         return queries
+
+    def turn_latents(
+        self,
+        turning: LatentRopeKernel,
+        queries: mx.array,
+        latents: mx.array,
+        embedded: mx.array,
+        angles: mx.array,
+        places: mx.array,
+    ) -> mx.array:
+        """The same of latent attention."""
+        turned, self._token = turning(queries, latents, embedded, angles, places, self.slabs, self._token)
+        return turned
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         encoded = self._group.encoded

@@ -1,5 +1,5 @@
 """A device's kernels, each kind compared once with plain MLX operations before it is used: paged attention and RoPE
-here, recurrent mixers, packed and dense products in their own modules.
+here, recurrent mixers, packed and dense products and experts in their own modules.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ import mlx.core as mx
 
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
-from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
+from ingot.kernels.packed_matmul.selfcheck import CheckedExperts, CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
-from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_kernel
+from ingot.kernels.paged_attention.rope import (
+    HeadRmsNorm,
+    LatentRopeKernel,
+    LatentRopeShape,
+    RopeKernel,
+    RopeShape,
+    latent_rope_kernel,
+    rope_kernel,
+)
 from ingot.kernels.paged_attention.selfcheck import (
     CodedSample,
     check_coded,
+    check_latent_rope,
     check_paged_attention,
     check_rope,
     slab_counts,
@@ -34,7 +43,7 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self.wrong_rope: dict[tuple[RopeShape, mx.Dtype], str | None] = {}
+        self.wrong_rope: dict[tuple[RopeShape | LatentRopeShape, mx.Dtype], str | None] = {}
         """Why the RoPE kernel is not used for such layers; None where it is right."""
         self.wrong_coded: dict[CodedAttentionKey, str | None] = {}
         """Why such attention does not read such coded pages; None where it is right."""
@@ -42,6 +51,7 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         """Why it does not decode them for prompts."""
         self.recurrent = CheckedRecurrences(device)
         self.packed = CheckedPacked(device)
+        self.experts = CheckedExperts(device)
         self.dense = CheckedDense(device)
 
     def attention(
@@ -94,6 +104,16 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         if self.wrong_rope[shape, dtype] is not None:
             return None
         return rope_kernel(self._device, shape, dtype, norms)
+
+    def turning_latents(self, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm) -> LatentRopeKernel | None:
+        """Likewise, of latents."""
+        if (shape, dtype) not in self.wrong_rope:
+            self.wrong_rope[shape, dtype] = first_wrong(
+                check_latent_rope(self._device, shape, dtype, norm, slabs) for slabs in slab_counts(self._device)
+            )
+        if self.wrong_rope[shape, dtype] is not None:
+            return None
+        return latent_rope_kernel(self._device, shape, dtype, norm)
 
 
 def _all_right(compared: dict[CodedAttentionKey, str | None], coded: CodedShape) -> bool:

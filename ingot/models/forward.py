@@ -37,6 +37,7 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows
+from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.layers.attention import native_kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, token_embedding_of
@@ -167,7 +168,7 @@ class CompiledSteps:
         """Steps of models `with_recurrent` layers are compiled only if it says so."""
         self.model, self._with_recurrent = model, with_recurrent
         self._learned = False  # what the model reads of a step
-        self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # how it cuts rows of each group
+        self._cuts: dict[int, tuple[tuple[KVSplits, int], ...]] = {}  # how it cuts rows of each group
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _AfterStep]]] = OrderedDict()
         self._open: _OpenStep | None = None
         self._trials = 0

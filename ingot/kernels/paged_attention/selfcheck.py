@@ -21,12 +21,33 @@ from ingot.kernels.paged_attention.inputs import (
     token_slots,
 )
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels, paged_attention
-from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles, rope_kernel
-from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, CodedPages, CodedShape
+from ingot.kernels.paged_attention.rope import (
+    HeadRmsNorm,
+    LatentRopeKernel,
+    LatentRopeShape,
+    RopeKernel,
+    RopeShape,
+    latent_rope_kernel,
+    rope_angles,
+    rope_kernel,
+)
+from ingot.kernels.paged_attention.shapes import (
+    TUNINGS,
+    AttentionShape,
+    AttentionTuning,
+    CodedPages,
+    CodedShape,
+    KVSplits,
+)
 from ingot.kernels.selfcheck import BOUNDS, Case, check_cases
 
 _BEYOND_A_SPLIT = (1, 65)
 """Tokens beyond a KV split: so few that any window reaches over its end."""
+
+
+def _begins_of_splits(splits: KVSplits) -> tuple[int, int]:
+    """The second one's begin, and that of the second of the larger ones, if there are any."""
+    return splits.size, (10 if splits.grow else 2) * splits.size
 
 
 def slab_counts(device: Device) -> tuple[int, ...]:
@@ -64,7 +85,8 @@ class _AttentionTrial:
         self._attention, self._shape, self._dtype = attention, shape, attention.dtype
         self._random = np.random.default_rng(7)
         self._sizes = (shape.key_size, shape.value_size)
-        self._lengths = [8, shape.page, shape.page + 9, *(attention.split + beyond for beyond in _BEYOND_A_SPLIT)]
+        begins = zip(_begins_of_splits(attention.splits), _BEYOND_A_SPLIT, strict=True)
+        self._lengths = [8, shape.page, shape.page + 9, *(begin + beyond for begin, beyond in begins)]
         needed = [-(-length // shape.page) for length in self._lengths]
         each = (sum(needed) + 1) // slabs + 1
         free = [page_number(int(at) // each, int(at) % each) for at in self._random.permutation(each * slabs)]
@@ -286,44 +308,114 @@ def check_rope(
     )
 
 
+class _RopeTrial:
+    """Tokens whose keys and values go anywhere in some slabs; those of the last one go nowhere."""
+
+    def __init__(self, heads: AttentionShape, dims: int, dtype: mx.Dtype, slabs: int) -> None:
+        self._random, self._dtype = np.random.default_rng(5), dtype
+        self._written = [
+            [mx.zeros((TRIAL_PAGES, heads.kv_heads, heads.page, size), dtype) for _ in range(slabs)]
+            for size in (heads.key_size, heads.value_size)
+        ]
+        self._targets = [
+            (number % slabs, number % TRIAL_PAGES, (7 * number) % heads.page) for number in range(1, TRIAL_TOKENS)
+        ]
+        self.slots = token_slots(
+            [*((page_number(slab, page), offset) for slab, page, offset in self._targets), (-1, 0)]
+        )
+        positions, speeds = mx.arange(TRIAL_TOKENS) * 97, 10000.0 ** (-mx.arange(dims // 2) / max(1, dims // 2))
+        self.angles = rope_angles(positions, speeds, 1.25)
+        mx.eval(self._written)
+        self.slabs, self.after = KVSlabs(*self._written), mx.zeros(1, mx.int32)
+
+    def drawn(self, *sizes: int) -> mx.array:
+        return mx.array(self._random.standard_normal(sizes, np.float32)).astype(self._dtype)
+
+    def cases(self, made: tuple[mx.array, mx.array], expected: Sequence[mx.array]) -> Iterator[Case]:
+        """Of queries, and of what is written of keys and values: nothing, where nothing is said of them."""
+        queries, *kv = expected
+        mx.eval(made)
+        yield Case("turn differs by {off} in queries", made[0], queries, BOUNDS[self._dtype])
+        for number, name in enumerate(("keys", "values")):
+            own = self._written[number]
+            found = mx.stack([own[slab][page, :, offset] for slab, page, offset in self._targets])
+            wanted = kv[number][: TRIAL_TOKENS - 1] if kv else mx.zeros_like(found)
+            yield Case(f"turn differs by {{off}} in {name}", found, wanted, BOUNDS[self._dtype])
+
+
 def _cases(
     kernel: RopeKernel, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm], slabs: int
 ) -> Iterator[Case]:
-    heads, random = shape.heads, np.random.default_rng(5)
-    sizes = (heads.key_size, heads.value_size)
-    slab_arrays = [
-        [mx.zeros((TRIAL_PAGES, heads.kv_heads, heads.page, size), dtype) for _ in range(slabs)] for size in sizes
-    ]
-    targets = [(number % slabs, number % TRIAL_PAGES, (7 * number) % heads.page) for number in range(1, TRIAL_TOKENS)]
-    slots = token_slots([*((page_number(slab, page), offset) for slab, page, offset in targets), (-1, 0)])
-    row = heads.heads * shape.query_step + heads.kv_heads * sum(sizes)
-    projected = mx.array(random.standard_normal((TRIAL_TOKENS, row), np.float32)).astype(dtype)
-    positions, speeds = mx.arange(TRIAL_TOKENS) * 97, 10000.0 ** (-mx.arange(shape.dims // 2) / max(1, shape.dims // 2))
-    angles = rope_angles(positions, speeds, 1.25)
-    mx.eval(slab_arrays)
-    queries_out, done = kernel(projected, angles, slots, KVSlabs(*slab_arrays), mx.zeros(1, mx.int32))
-    mx.eval(queries_out, done)
-    written = [mx.stack([own[slab][page, :, offset] for slab, page, offset in targets]) for own in slab_arrays]
-    queries, *expected = plain_rope(shape, projected, angles, norms)
-    yield Case("turn differs by {off} in queries", queries_out, queries, BOUNDS[dtype])
-    for name, found, all_tokens in zip(("keys", "values"), written, expected, strict=True):
-        yield Case(f"turn differs by {{off}} in {name}", found, all_tokens[: TRIAL_TOKENS - 1], BOUNDS[dtype])
+    trial = _RopeTrial(shape.heads, shape.dims, dtype, slabs)
+    projected = trial.drawn(TRIAL_TOKENS, shape.row)
+    made = kernel(projected, trial.angles, trial.slots, trial.slabs, trial.after)
+    yield from trial.cases(made, plain_rope(shape, projected, trial.angles, norms))
+
+
+def check_latent_rope(
+    device: Device, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm, slabs: int
+) -> str | None:
+    """How the kernel for such layers over so many slabs is wrong; None where it is right."""
+    if not has_paged_kernels(device):
+        return f"no kernels for {device.name}"
+    return check_cases(
+        device,
+        ("latent rope", shape, dtype, slabs),
+        lambda: latent_rope_kernel(device, shape, dtype, norm),
+        lambda turn: _latent_cases(turn, shape, dtype, norm, slabs),
+    )
+
+
+def _latent_cases(
+    kernel: LatentRopeKernel, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm, slabs: int
+) -> Iterator[Case]:
+    trial, heads = _RopeTrial(shape.heads, shape.dims, dtype, slabs), shape.heads
+    queries, latents = (trial.drawn(TRIAL_TOKENS, row) for row in (shape.query_row, shape.latent_row))
+    embedded = trial.drawn(heads.heads, TRIAL_TOKENS, heads.key_size)
+    made = kernel(queries, latents, embedded, trial.angles, trial.slots, trial.slabs, trial.after)
+    yield from trial.cases(made, plain_latent_rope(shape, queries, latents, embedded, trial.angles, norm))
+
+
+def plain_latent_rope(
+    shape: LatentRopeShape,
+    queries: mx.array,
+    latents: mx.array,
+    embedded: mx.array,
+    angles: mx.array,
+    norm: HeadRmsNorm,
+) -> tuple[mx.array, ...]:
+    """Queries, latents and what is rotated of keys [tokens, heads, size] by plain operations, in float32."""
+    heads, tokens = shape.heads, queries.shape[0]
+    size = shape.unrotated + heads.value_size
+    own = queries[:, : heads.heads * size].astype(mx.float32).reshape(tokens, heads.heads, size)[..., shape.unrotated :]
+    both = latents[:, None, shape.latent_at : shape.latent_at + heads.query_size].astype(mx.float32)
+    parts = [own, both[..., heads.key_size :]]
+    if shape.dims:
+        parts = [_plain_rotation(part, shape, angles) for part in parts]
+    seen = mx.concatenate([embedded.swapaxes(0, 1).astype(mx.float32), parts[0]], axis=-1)
+    return seen, _plain_norm(both[..., : heads.key_size], *norm), parts[1]
 
 
 def plain_rope(
     shape: RopeShape, projected: mx.array, angles: mx.array, norms: Sequence[HeadRmsNorm]
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys and values [tokens, heads, size] by plain operations, in float32."""
+) -> tuple[mx.array, ...]:
+    """Queries, keys and values [tokens, heads, size] by plain operations, in float32; or queries only."""
     heads, tokens = shape.heads, projected.shape[0]
     ends = [heads.heads * shape.query_step, heads.heads * shape.query_step + heads.kv_heads * heads.key_size]
     queries, keys, values = mx.split(projected.astype(mx.float32), ends, axis=-1)
     queries = queries.reshape(tokens, heads.heads, -1)[:, :, : heads.key_size]
-    keys, values = (part.reshape(tokens, heads.kv_heads, -1) for part in (keys, values))
-    if norms:
-        queries, keys = (_plain_norm(part, *norm) for part, norm in zip((queries, keys), norms, strict=True))
+    parts = [queries]
+    if not shape.queries_only:
+        values = keys if shape.keys_as_values else values
+        keys, values = (part.reshape(tokens, heads.kv_heads, -1) for part in (keys, values))
+        parts = [queries, keys]
+    if shape.normed:
+        parts = [_plain_norm(part, *norm) for part, norm in zip(parts, norms, strict=False)]
     if shape.dims:
-        queries, keys = (_plain_rotation(part, shape, angles) for part in (queries, keys))
-    return queries, keys, values
+        parts = [_plain_rotation(part, shape, angles) for part in parts]
+    if shape.queries_only:
+        return (parts[0],)
+    return *parts, _plain_norm(values, *norms[-1]) if shape.values_normed else values
 
 
 def _plain_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -331,7 +423,7 @@ def _plain_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return normed if weight is None else normed * weight.astype(mx.float32)
 
 
-def _plain_rotation(x: mx.array, shape: RopeShape, angles: mx.array) -> mx.array:
+def _plain_rotation(x: mx.array, shape: RopeShape | LatentRopeShape, angles: mx.array) -> mx.array:
     cosine, sine = mx.split(angles[:, None], 2, axis=-1)
     inner, rest = x[..., : shape.dims], x[..., shape.dims :]
     one, two = (inner[..., 0::2], inner[..., 1::2]) if shape.neighbours else mx.split(inner, 2, axis=-1)

@@ -51,7 +51,8 @@ def recurrent_kernel(name: str, *, by_address: bool = False, returned: bool = Fa
     """Over a layer's states, or with their addresses instead, in int32; `returned`: states are not written in place."""
     defined = "#define BY_ADDRESS\n" * by_address + "#define RETURNED\n" * returned
     header = defined + "".join(read_source(SOURCE / f"{part}.h") for part in ("states", "gates"))
-    inputs, outputs = INPUTS[name], OUTPUTS[name]
+    inputs: tuple[str, ...] = INPUTS[name]
+    outputs: tuple[str, ...] = OUTPUTS[name]
     if name in STATES:
         inputs = (*inputs, "addresses" if by_address else STATES[name])
         outputs = (*outputs, "states_after") if returned else outputs

@@ -106,9 +106,17 @@ class MixedAttention(nn.Module):
         """Whether nothing but projections comes before the norms and RoPE of queries and keys, and behind attention."""
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
-        values = (spec.value_norm, spec.value_scale)
-        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.shared_kv, spec.latent, *values)
-        return not gated and all(each is None for each in odd)
+        given = spec.shared_kv is not None and spec.shared_kv.projected
+        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale)
+        return not gated and not given and all(each is None for each in odd)
+
+    @property
+    def keys_as_values(self) -> bool:
+        """Whether values are keys, before these are normed and rotated."""
+        spec = self._spec
+        given = spec.shared_kv is not None and spec.shared_kv.projected
+        own = spec.joint is None and spec.latent is None and not given and not self.reads_stored_kv
+        return own and spec.projections[2] not in self
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
@@ -175,11 +183,33 @@ class MixedAttention(nn.Module):
         if state.query_observer is not None and not self.reads_stored_kv:
             state.query_observer(self._make_queries(queries))
         found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
-        joined = self._attend_parts(found, queries, masks, state, mixed) if isinstance(found, dict) else found
-        flat = self._with_bidirectional(joined.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
-        flat = self._gate_output(self._unpack_output(flat), gate, inputs)
+        if isinstance(found, dict):
+            flat = self._attend_rest(found, queries, inputs, masks, state, mixed)
+        else:
+            flat = self._finish(found, inputs, masks, state, mixed)
+        flat = self._gate_output(flat, gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
+
+    def _finish(
+        self, attended: mx.array, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+    ) -> mx.array:
+        """The attention [tokens, ...] of all tokens as it is gated and projected."""
+        return self._unpack_output(
+            self._with_bidirectional(attended.reshape(mixed.tokens, -1), inputs, masks, state, mixed)
+        )
+
+    def _attend_rest(
+        self,
+        found: dict[int, mx.array],
+        queries: mx.array,
+        inputs: AttentionInputs,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
+    ) -> mx.array:
+        """The same, where kernels have computed only some parts."""
+        return self._finish(self._attend_parts(found, queries, masks, state, mixed), inputs, masks, state, mixed)
 
     def _attend_parts(
         self,
@@ -205,7 +235,7 @@ class MixedAttention(nn.Module):
         All are written before anything is read: pages can only be written in place while nobody waits to read them.
         """
         if self.kernel_rope is not None:
-            projected, sizes = self._project_jointly(inputs, mixed)
+            projected, sizes = self._project_jointly(inputs, state, mixed)
             rotated = self.kernel_rope(projected, sizes, state, mixed)
             if rotated is not None:
                 return self._scale_tokens(rotated, inputs), self._gate(projected, sizes[0], mixed)
@@ -215,21 +245,29 @@ class MixedAttention(nn.Module):
         state.write(*(part.reshape(mixed.tokens, self._kv_heads, -1) for part in (keys, values)))
         return mx.contiguous(queries[:, :, 0]), gate
 
-    def _project_jointly(self, inputs: AttentionInputs, mixed: MixedBatch) -> tuple[mx.array, tuple[int, int]]:
-        """Queries, keys and values [tokens, ...] concatenated, and the sizes of heads of keys and values."""
+    def _project_jointly(
+        self, inputs: AttentionInputs, state: AppendState, mixed: MixedBatch
+    ) -> tuple[mx.array, tuple[int, int]]:
+        """What is projected for a token [tokens, ...], one behind another and without norms of values, and the sizes of
+        heads of keys and values."""
+        if self.reads_stored_kv:
+            project = self[self._spec.projections[0]] if self.joined_qkv is None else self.joined_qkv
+            return project(inputs.x.reshape(mixed.tokens, -1)), state.stored.sizes
         if self.joined_qkv is None:
-            queries, *parts = self._project(inputs)
+            queries, keys, values = self._project_raw(inputs)
             if self._spec.joint_head_norms:
-                queries, parts[0] = self._norm_heads(queries, parts[0])
-            keys, values = (part.shape[-1] // self._kv_heads for part in parts)
-            return mx.concatenate([queries, *parts], axis=-1)[0], (keys, values)
+                queries, keys = self._norm_heads(queries, keys)
+            parts = [keys] if self.keys_as_values else [keys, self._scale_values(values)]
+            sizes = keys.shape[-1] // self._kv_heads, values.shape[-1] // self._kv_heads
+            return mx.concatenate([queries, *parts], axis=-1)[0], sizes
         joint = self.joined_qkv(inputs.x.reshape(mixed.tokens, -1))
         if self._spec.joint_head_norms:
             joint = self._norm_jointly(joint)
-        size = joint.shape[-1] // (self._heads * (2 if self._spec.gated else 1) + 2 * self._kv_heads)
-        if self._spec.value_norm is not None or self._spec.value_scale is not None:
+        parts_of_head = 1 if self.keys_as_values else 2
+        size = joint.shape[-1] // (self._heads * (2 if self._spec.gated else 1) + parts_of_head * self._kv_heads)
+        if self._spec.value_scale is not None:
             begin = joint.shape[-1] - self._kv_heads * size
-            joint = mx.concatenate([joint[:, :begin], self._finish_values(joint[:, begin:])], axis=-1)
+            joint = mx.concatenate([joint[:, :begin], self._scale_values(joint[:, begin:])], axis=-1)
         return joint, (size, size)
 
     def _norm_jointly(self, joint: mx.array) -> mx.array:
@@ -338,9 +376,12 @@ class MixedAttention(nn.Module):
         if spec.value_norm is not None:
             by_head = values.reshape(*values.shape[:-1], self._kv_heads, -1)
             values = self[spec.value_norm](by_head).reshape(values.shape)
-        if spec.value_scale is not None and (factor := attrgetter(spec.value_scale)(self)) is not None:
-            values = values * factor
-        return values
+        return self._scale_values(values)
+
+    def _scale_values(self, values: mx.array) -> mx.array:
+        name = self._spec.value_scale
+        factor = None if name is None else attrgetter(name)(self)
+        return values if factor is None else values * factor
 
     def _project_raw(self, inputs: AttentionInputs) -> tuple[mx.array, mx.array, mx.array]:
         spec, x = self._spec, inputs.x

@@ -183,8 +183,10 @@ class PagedKernelAttention:
         scale: float,
         cap: float | None,
         sinks: mx.array | None,
+        latent: bool = False,
     ) -> None:
-        self._kernels, self._heads, self._kv_heads = kernels, heads, kv_heads
+        """`latent`: pages store latents, and what is rotated."""
+        self._kernels, self._heads, self._kv_heads, self._latent = kernels, heads, kv_heads, latent
         self._scale, self._cap, self._sinks = scale, cap, sinks
         self._by_window: dict[tuple[int | None, mx.Dtype], PagedAttention | None] = {}
 
@@ -229,7 +231,7 @@ class PagedKernelAttention:
     def kernel_for(self, storage: KernelStorage, window: int | None, dtype: mx.Dtype) -> PagedAttention | None:
         """None where no kernel is correct."""
         if (window, dtype) not in self._by_window:
-            shape = AttentionShape(self._heads, self._kv_heads, *storage.sizes, PAGE)
+            shape = AttentionShape(self._heads, self._kv_heads, *storage.sizes, PAGE, self._latent)
             self._by_window[window, dtype] = self._kernels.attention(
                 shape, dtype, scale=self._scale, cap=self._cap, sinks=self._sinks, window=window
             )

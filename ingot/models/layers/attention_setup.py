@@ -12,6 +12,7 @@ from ingot.cache.attention_state import EqualHeads
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import current_device
+from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.rope import HeadRmsNorm
 from ingot.models.families.description import AttentionSpec
 from ingot.models.families.registry import attention_spec_of
@@ -26,7 +27,14 @@ from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
 from ingot.models.layers.latent_attention import LatentAttention
 from ingot.models.layers.modules import extend
 from ingot.models.layers.norms import is_rms_norm, norm_factor
-from ingot.models.layers.rope import KernelRope, KernelRopes, PeriodsRope, SharedRopes, positioned_rope
+from ingot.models.layers.rope import (
+    KernelLatentRope,
+    KernelRope,
+    KernelRopes,
+    PeriodsRope,
+    SharedRopes,
+    positioned_rope,
+)
 
 
 def mixed_attention_of(
@@ -44,8 +52,8 @@ def mixed_attention_of(
     spec = attention_spec_of(module)
     if spec is None:
         return None
-    if _stores_latents(spec) and ragged is None:
-        return None  # no kernel attends to latents, and mlx-lm's way with long prompts is the better one without
+    if _stores_latents(spec) and ragged is None and kernels is None:
+        return None  # mlx-lm's way with long prompts is the better one without kernels
     ours = MixedAttention if spec.latent is None else LatentAttention
     replacement: MixedAttention = extend(module, ours, "MixedBatch")
     _describe(replacement, module, spec)
@@ -64,6 +72,9 @@ def mixed_attention_of(
     if replacement.kernel_rope is not None:
         replacement.joined_qkv = _joint_projection(replacement)
         replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
+    if isinstance(replacement, LatentAttention):
+        replacement.latent_rope = None if kernel_ropes is None else _make_latent_rope(replacement, kernel_ropes)
+        replacement.joined_latents = None if replacement.latent_rope is None else _joint_latents(replacement)
     return replacement
 
 
@@ -72,7 +83,8 @@ def is_known_here(module: nn.Module) -> bool:
     spec = attention_spec_of(module)
     if spec is None or not _stores_latents(spec):
         return spec is not None
-    return current_device().kind == "cpu" and native.available()
+    device = current_device()
+    return native.available() if device.kind == "cpu" else has_paged_kernels(device)
 
 
 def _stores_latents(spec: AttentionSpec) -> bool:
@@ -143,7 +155,7 @@ def _prepares_plainly(module: MixedAttention) -> bool:
     scaled = spec.query_scale is not None and isinstance(attrgetter(spec.query_scale)(module), mx.array)
     late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
     packed = spec.latent is not None or module.kv_layout is not None
-    return not (scaled or late or packed or module.reads_stored_kv)
+    return not (scaled or late or packed)
 
 
 def _norms_of(module: MixedAttention) -> list[nn.Module]:
@@ -151,30 +163,61 @@ def _norms_of(module: MixedAttention) -> list[nn.Module]:
 
 
 def _make_kernel_rope(module: MixedAttention, kernel_ropes: KernelRopes) -> KernelRope | None:
-    spec = module._spec
+    spec, reads_only = module._spec, module.reads_stored_kv
     norms = [] if spec.joint_head_norms else _norms_of(module)  # those that span all heads come before the kernel
+    value_norm = None if spec.value_norm is None or reads_only else module[spec.value_norm]
     if spec.norm_weights is not None or not _prepares_plainly(module) or not all(map(is_rms_norm, norms)):
         return None
+    if value_norm is not None and "weight" in value_norm:
+        return None
     factors: list[HeadRmsNorm] = [(norm_factor(norm), float(norm.eps)) for norm in norms]
+    if module._plain_norm is not None:
+        factors = [(None, module._plain_norm.eps)] * 2
     return kernel_ropes.rope_for(
         heads=module._heads,
         kv_heads=module._kv_heads,
         rope=module._rope,
-        norms=factors if module._plain_norm is None else [(None, module._plain_norm.eps)] * 2,
+        norms=factors * 2 if len(factors) == 1 else factors,
+        value_norm=None if value_norm is None else (None, float(value_norm.eps)),
         gated=spec.gated,
+        keys_as_values=module.keys_as_values,
+        queries_only=reads_only,
     )
 
 
+def _make_latent_rope(module: LatentAttention, kernel_ropes: KernelRopes) -> KernelLatentRope | None:
+    spec, norm = module._latent_spec, module[module._latent_spec.latent_norm]
+    angles = kernel_ropes.angles_for(module._rope)
+    if angles is None or spec.unpacked is not None or spec.latent_scale is not None or not is_rms_norm(norm):
+        return None
+    rank, unrotated = attrgetter(spec.rank, spec.unrotated)(module)
+    sizes = rank, module[spec.latent].weight.shape[0] - rank
+    factor: HeadRmsNorm = norm_factor(norm), float(norm.eps)
+    return KernelLatentRope(kernel_ropes.kernels, module._heads, unrotated, sizes, factor, angles)
+
+
+def _joint_latents(module: LatentAttention) -> JoinedLinear | None:
+    """The projection of queries, or of what they are made from, and of latents as one."""
+    spec = module._latent_spec
+    if spec.query in module and spec.query_scale is not None:
+        return None
+    names = spec.query if spec.query in module else spec.query_latent[0], spec.latent
+    return join_linears(*(module[name] for name in names), names=names)
+
+
 def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
-    """The query, key and value projections as one, where heads of keys and values are of one size."""
+    """The projections of queries, keys and values, of those that there are, as one, where heads of keys and values are
+    of one size."""
     spec = module._spec
     if spec.joint is not None:
         return None if spec.joint_by_group else join_linears(module[spec.joint], names=[spec.joint])
-    if spec.shared_kv is not None or not all(name in module for name in spec.projections):
+    if spec.shared_kv is not None and spec.shared_kv.projected:
         return None
-    layers = [module[name] for name in spec.projections]
-    keys, values = (layer.weight.shape[0] for layer in layers[1:])
-    return join_linears(*layers, names=spec.projections) if keys == values else None
+    names = spec.projections[:1] if module.reads_stored_kv else spec.projections
+    names = tuple(name for name in names if name in module)
+    layers = [module[name] for name in names]
+    sizes = {layer.weight.shape[0] for layer in layers[1:]}
+    return join_linears(*layers, names=names) if len(sizes) <= 1 else None
 
 
 def _make_paged_attention(module: MixedAttention, kernels: CheckedKernels) -> PagedKernelAttention:
@@ -185,6 +228,7 @@ def _make_paged_attention(module: MixedAttention, kernels: CheckedKernels) -> Pa
         scale=module._scale,
         cap=module._cap,
         sinks=module._sinks,
+        latent=_stores_latents(module._spec),
     )
 
 

@@ -44,6 +44,7 @@ from ingot.kernels.paged_attention.inputs import (
 )
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
@@ -77,7 +78,9 @@ MOST_GRAPHS = 128
 """Graphs that are kept, for as many numbers of rows and lengths."""
 LEAST_TABLE = 1024
 """Pages that a graph's block table has room for."""
-AHEAD_SPLITS = (1, 2, 4)
+LEAST_SPLITS = 8
+"""KV splits that any graph has room for: those that a short row does not have cost next to nothing."""
+AHEAD_SPLITS = (8, 16, 32)
 """KV splits of the longest row for which graphs are captured ahead."""
 GRAPH_TRIALS = 2
 """Steps at which a graph's result is compared with the layers' own."""
@@ -105,13 +108,13 @@ class AttentionKind(NamedTuple):
     """Attention of layers whose pages are the same and are split alike."""
 
     group: int  # its number among the page groups of the context
-    split: int
+    splits: KVSplits
     window: int
 
     def bounded(self, splits: int, most: int) -> int:
         """KV splits enough for `most` queries of a row that has so many without a window: how the window happens to lie
         in them is data of a step."""
-        spanned = -(-(self.window + most - 2) // self.split) + 1
+        spanned = -(-(self.window + most - 2) // self.splits.size) + 1
         return min(splits, 1 << (spanned - 1).bit_length()) if self.window else splits
 
 
@@ -172,7 +175,11 @@ class _GraphStep:
         return _GraphKey(
             tokens,
             tuple(
-                RowBounds(padded_count(len(rows.spans)), rows.most, kind.bounded(rows.splits(kind.split, 0), rows.most))
+                RowBounds(
+                    padded_count(len(rows.spans)),
+                    rows.most,
+                    kind.bounded(max(LEAST_SPLITS, rows.splits(kind.splits, 0)), rows.most),
+                )
                 for kind in kinds
                 for rows in (self.rows[kind.group],)
             ),
@@ -350,7 +357,7 @@ class DecodeGraphs:
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)
-            kind = AttentionKind([*groups].index(state.group.number), attention.split, window or 0)
+            kind = AttentionKind([*groups].index(state.group.number), attention.splits, window or 0)
             known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
             layers[number] = _AttentionContext(storage, attention, rope, *known)
         kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
@@ -520,8 +527,7 @@ def _distance(one: mx.array, other: mx.array) -> float:
 
 def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
     """The storage of a layer's KV, if the graph can address it."""
-    size = part.head_size
-    storage = state.provided(part.module._kv_heads, (size, size), dtype)
+    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
     if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
         return None
     return storage
@@ -535,10 +541,12 @@ class GraphedLayer(LayerStandIn):
     _shared_kv: SharedKvSpec | None  # what it returns for later layers
 
     def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, **given: Any) -> Any:
-        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number):
-            return self.by_itself(x, mask, cache, **given)
         shared = self._shared_kv
         call = LayerCall(mask, cache, given, None if shared is None else shared.argument)
+        # What it returns for later layers is a state only in mixed batches.
+        passes_state = isinstance(call.state, AppendState) and call.state.whole is not None
+        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number) or not (shared is None or passes_state):
+            return self.by_itself(x, mask, cache, **given)
         y = self._stack.call_layer(self._number, x, call)
         return y if shared is None else (y, call.state, *map(given.get, shared.returned))
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.cache.attention_state import AppendState
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture
 from ingot.kernels.decode_graph.kernels import (
@@ -80,10 +81,16 @@ class AttentionPart:
     def products(self) -> tuple[JoinedLinear, ...]:
         return self.qkv, self.out
 
-    @property
-    def head_size(self) -> int:
-        outputs: int = self.qkv.linear.weight.shape[0]
-        return outputs // (self.module._heads * (2 if self.module._spec.gated else 1) + 2 * self.module._kv_heads)
+    def kv_sizes(self, state: AppendState) -> tuple[int, int]:
+        """The sizes of heads of keys and values, as they are stored."""
+        module = self.module
+        if module.reads_stored_kv:
+            return state.stored.sizes
+        parts = (
+            module._heads * (2 if module._spec.gated else 1) + (1 if module.keys_as_values else 2) * module._kv_heads
+        )
+        size = self.qkv.linear.weight.shape[0] // parts
+        return size, size
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
         own, loras = inputs.mixer, inputs.loras

@@ -6,7 +6,7 @@ queries and keys, rotates them and writes keys and values to the pages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,14 @@ from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.pages import PAGE
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
-from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
+from ingot.kernels.paged_attention.rope import (
+    HeadRmsNorm,
+    LatentRopeKernel,
+    LatentRopeShape,
+    RopeKernel,
+    RopeShape,
+    rope_angles,
+)
 from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.models.families.registry import rope_spec_of
 from ingot.models.layers.modules import extend, swap_each
@@ -218,18 +225,66 @@ class KernelRopes:
     """The RoPE of a model's layers, by kernels of a GPU."""
 
     def __init__(self, kernels: CheckedKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._angles: dict[tuple[object, ...], RopeAngles] = {}
 
-    def rope_for(
-        self, *, heads: int, kv_heads: int, rope: nn.Module | None, norms: Sequence[HeadRmsNorm], gated: bool
-    ) -> KernelRope | None:
-        """None for rotations that the kernel does not know."""
+    def angles_for(self, rope: nn.Module | None) -> RopeAngles | None:
+        """None for rotations that the kernels do not know."""
         if not (rope is None or isinstance(rope, PositionedRope)):
             return None
         rotation = None if rope is None else rope.rotation
-        angles = self._angles.setdefault(() if rotation is None else rotation.key, RopeAngles(rotation))
-        return KernelRope(self._kernels, heads, kv_heads, norms, angles, gated=gated)
+        return self._angles.setdefault(() if rotation is None else rotation.key, RopeAngles(rotation))
+
+    def rope_for(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        rope: nn.Module | None,
+        norms: Sequence[HeadRmsNorm],
+        value_norm: HeadRmsNorm | None = None,
+        **form: bool,
+    ) -> KernelRope | None:
+        """None for rotations that the kernel does not know. `form` is that of a `RopeShape`."""
+        angles = self.angles_for(rope)
+        if angles is None:
+            return None
+        form |= {"normed": bool(norms), "values_normed": value_norm is not None}
+        all_norms = [*norms, *([] if value_norm is None else [value_norm])]
+        return KernelRope(self.kernels, heads, kv_heads, all_norms, angles, form)
+
+
+class KernelLatentRope:
+    """One latent layer's norm of latents, RoPE and writes, as one kernel."""
+
+    def __init__(
+        self,
+        kernels: CheckedKernels,
+        heads: int,
+        unrotated: int,
+        sizes: tuple[int, int],
+        norm: HeadRmsNorm,
+        angles: RopeAngles,
+    ) -> None:
+        """`sizes` are those of latents and of what is rotated."""
+        self._kernels, self._norm, self.angles, self._unrotated = kernels, norm, angles, unrotated
+        self._heads = AttentionShape(heads, 1, *sizes, PAGE, latent=True)
+        self._by_shape: dict[tuple[LatentRopeShape, mx.Dtype], LatentRopeKernel | None] = {}
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return self._heads.key_size, self._heads.value_size
+
+    def kernel_for(self, query_row: int, latent_row: int, latent_at: int, dtype: mx.Dtype) -> LatentRopeKernel | None:
+        """The kernel for tokens with so many numbers where their queries and latents are, the latter from a place on;
+        None where none is correct."""
+        angles = self.angles
+        shape = LatentRopeShape(
+            self._heads, self._unrotated, query_row, latent_row, latent_at, angles.dims, angles.neighbours
+        )
+        if (shape, dtype) not in self._by_shape:
+            self._by_shape[shape, dtype] = self._kernels.turning_latents(shape, dtype, self._norm)
+        return self._by_shape[shape, dtype]
 
 
 class KernelRope:
@@ -242,23 +297,17 @@ class KernelRope:
         kv_heads: int,
         norms: Sequence[HeadRmsNorm],
         angles: RopeAngles,
-        *,
-        gated: bool,
+        form: Mapping[str, bool],
     ) -> None:
         self._kernels, self._heads, self._kv_heads, self._norms = kernels, heads, kv_heads, norms
-        self.angles, self._gated = angles, gated
+        self.angles, self._form = angles, form
         self._by_shape: dict[tuple[tuple[int, int], mx.Dtype], RopeKernel | None] = {}
 
     def kernel_for(self, sizes: tuple[int, int], dtype: mx.Dtype) -> RopeKernel | None:
         """The kernel for heads of keys and values of these sizes; None where none is correct."""
         if (sizes, dtype) not in self._by_shape:
-            shape = RopeShape(
-                AttentionShape(self._heads, self._kv_heads, *sizes, PAGE),
-                self.angles.dims,
-                self.angles.neighbours,
-                bool(self._norms),
-                self._gated,
-            )
+            heads = AttentionShape(self._heads, self._kv_heads, *sizes, PAGE)
+            shape = RopeShape(heads, self.angles.dims, self.angles.neighbours, **self._form)
             self._by_shape[sizes, dtype] = self._kernels.turning(shape, dtype, self._norms)
         return self._by_shape[sizes, dtype]
 

@@ -32,7 +32,14 @@ from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
 from ingot.models.layers.graph_layers import join_layer_inputs
-from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
+from ingot.models.layers.mlp import (
+    GatedMLP,
+    GroupedSwitchGLU,
+    JoinedMLP,
+    join_gated_mlps,
+    swap_gated_mlps,
+    swap_switch_mlps,
+)
 from ingot.models.layers.modules import extend, own_class, restored_module
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
@@ -162,7 +169,7 @@ def is_tiled(model: nn.Module) -> bool:
 
 STAND_INS = (
     *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelRecurrence, GatedMLP),
-    *(JoinedMLP, LayerInputsDecoder),
+    *(JoinedMLP, GroupedSwitchGLU, LayerInputsDecoder),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
 
@@ -202,6 +209,7 @@ def swap_modules(
         join_layer_inputs(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
+            swap_switch_mlps(model, kernels.experts)
             swap_dense_layers(model, kernels.dense)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)

@@ -15,8 +15,8 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.paged_attention import rope as module
 from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KVSlabs, page_number, token_slots
-from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_angles
-from ingot.kernels.paged_attention.selfcheck import check_rope, plain_rope
+from ingot.kernels.paged_attention.rope import HeadRmsNorm, LatentRopeShape, RopeKernel, RopeShape, rope_angles
+from ingot.kernels.paged_attention.selfcheck import check_latent_rope, check_rope, plain_rope
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.engines import GPU
 from tests.kernels.paged_attention.memory import START, emulated
@@ -30,18 +30,19 @@ SHAPES = [
     RopeShape(AttentionShape(2, 1, 16, 16), dims=10, neighbours=True, normed=True),
     RopeShape(AttentionShape(5, 1, 96, 32)),
     RopeShape(AttentionShape(2, 2, 32, 32), normed=True),
+    RopeShape(AttentionShape(3, 1, 512, 512), dims=512, normed=True, values_normed=True, keys_as_values=True),
+    RopeShape(AttentionShape(2, 1, 32, 48), dims=16, values_normed=True),
+    RopeShape(AttentionShape(4, 2, 320, 320), dims=64, normed=True, queries_only=True),
 ]
 
 
 def norms_of(shape: RopeShape) -> list[HeadRmsNorm]:
-    weights = [mx.random.normal((shape.heads.key_size,)), None]
-    return [(weight, eps) for weight, eps in zip(weights, (1e-6, 0.25), strict=True)] if shape.normed else []
+    own: list[HeadRmsNorm] = [(mx.random.normal((shape.heads.key_size,)), 1e-6), (None, 0.25)] if shape.normed else []
+    return [*own, (None, 0.125)] if shape.values_normed else own
 
 
 def projected(shape: RopeShape, tokens: int, dtype: mx.Dtype) -> mx.array:
-    heads = shape.heads
-    row = heads.heads * shape.query_step + heads.kv_heads * (heads.key_size + heads.value_size)
-    return mx.random.normal((tokens, row)).astype(dtype)
+    return mx.random.normal((tokens, shape.row)).astype(dtype)
 
 
 def slabs_of(shape: RopeShape, dtype: mx.Dtype, count: int) -> KVSlabs:
@@ -63,10 +64,13 @@ def test_queries_keys_and_values_are_what_plain_operations_give(shape: RopeShape
     slots = [(page_number(slab, page) if number != 4 else -1, at) for number, (slab, page, at) in enumerate(places)]
     run = RopeKernel(Emulator(3), TUNINGS[kind], shape, mx.float32, norms)  # type: ignore[index]
     turned, done = run(given, angles, token_slots(slots), slabs, START + 4)
-    queries, keys, values = plain_rope(shape, given, angles, norms)
+    queries, *expected = plain_rope(shape, given, angles, norms)
     assert done.item() == 5
     assert np.allclose(np.array(turned), np.array(queries), atol=2e-6, rtol=1e-5)
-    for kept, wanted in ((slabs.keys, keys), (slabs.values, values)):
+    if shape.queries_only:
+        assert all(mx.isnan(slab).all().item() for slab in (*slabs.keys, *slabs.values)), "nothing is written"
+        return
+    for kept, wanted in zip((slabs.keys, slabs.values), expected, strict=True):
         for number, (page, at) in enumerate(slots):
             if page >= 0:
                 found = kept[page // PAGE_LIMIT][page % PAGE_LIMIT, :, at]
@@ -97,11 +101,41 @@ def test_a_kernel_that_is_right_passes(kind: Any, dtype: mx.Dtype) -> None:
         assert check_rope(Device(kind, "a GPU", 1), shape, dtype, norms_of(shape), 4) is None
 
 
+LATENTS = [
+    LatentRopeShape(AttentionShape(20, 1, 512, 64, latent=True), 192, 20 * 256, 768 + 576, 768, 64, neighbours=True),
+    LatentRopeShape(AttentionShape(3, 1, 48, 16, latent=True), 32, 208, 208, 144, dims=10),
+    LatentRopeShape(AttentionShape(2, 1, 32, 32, latent=True), 16, 96, 64, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["cuda", "metal"])
+@pytest.mark.parametrize("shape", LATENTS, ids=str)
+def test_latents_are_normed_turned_and_written(shape: LatentRopeShape, kind: Any, dtype: mx.Dtype) -> None:
+    norm = mx.random.normal((shape.heads.key_size,)), 0.125
+    assert check_latent_rope(Device(kind, "a GPU", 1), shape, dtype, norm, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("- y * sine", "+ y * sine"), ("squares / float(KEY_SIZE)", "squares"), ("+ KV_AT", ""), (" + UNROTATED;", ";")],
+)
+def test_a_kernel_for_latents_that_is_wrong_is_named(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Emulator):
+        def rewritten(self, text: KernelText) -> KernelText:
+            assert "_turn_latent_" not in text.name or old in text.body
+            return text._replace(body=text.body.replace(old, new))
+
+    monkeypatch.setattr(module, "required_launcher", lambda device: Broken())
+    found = check_latent_rope(GPU, LATENTS[1], mx.float32, (None, 1e-3), 3)
+    assert found is not None and found.startswith("turn differs by")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("- y * sine", "+ y * sine", "turn differs by"),
-        ("KV_HEADS * KEY_SIZE + head * VALUE_SIZE", "head * VALUE_SIZE", "turn differs by"),
+        (": KV_HEADS * KEY_SIZE + head * VALUE_SIZE", ": head * VALUE_SIZE", "turn differs by"),
         ("squares / float(KEY_SIZE)", "squares", "turn differs by"),
         ("T(x * cosine", "T(x * cosinus", "does not run: a kernel does not compile"),
     ],

@@ -2,10 +2,14 @@
 // page.
 //
 // projected [tokens, heads * Q_STEP + KV_HEADS * (KEY_SIZE + VALUE_SIZE)] (queries, each with Q_STEP - KEY_SIZE numbers of
-// something else behind it; keys; values), angles [tokens, DIMS] (cosines, then sines), norms [2 * KEY_SIZE + 2] (what queries and
-// keys are multiplied by, and what is added to the means of their squares), slots [tokens, 2] (page, place in it; a page below 0 is none), after [1] -> turned [tokens, heads, KEY_SIZE], done [1]
+// something else behind it; keys; values), angles [tokens, DIMS] (cosines, then sines), norms [2 * KEY_SIZE + 3] (what queries and
+// keys are multiplied by, and what is added to the means of their squares and of those of values), slots [tokens, 2] (page, place
+// in it; a page below 0 is none), after [1] -> turned [tokens, heads, KEY_SIZE], done [1]
+// With KEYS_AS_VALUES there are no values, but keys are values, too, before they are normed and turned. QUERIES_ONLY: there are
+// neither, as others have written them.
 constexpr int HEADS = KV_HEADS * GROUP;
-constexpr int ROW = HEADS * Q_STEP + KV_HEADS * (KEY_SIZE + VALUE_SIZE);
+constexpr int KV_ROW = QUERIES_ONLY ? 0 : KV_HEADS * (KEY_SIZE + (KEYS_AS_VALUES ? 0 : VALUE_SIZE));
+constexpr int ROW = HEADS * Q_STEP + KV_ROW;
 constexpr int PAIRS = (KEY_SIZE / 2 + 31) / 32;  // of numbers that turn together, a lane
 const int lane = int(thread_index_in_simdgroup);
 const int token = int(threadgroup_position_in_grid.x);
@@ -16,7 +20,7 @@ if (token == 0 && number == 0 && lane == 0) {
 }
 const bool is_query = number < HEADS;
 const int head = is_query ? number : (number - HEADS) % KV_HEADS;
-if (number >= HEADS + 2 * KV_HEADS || (!is_query && page < 0)) {
+if (number >= HEADS + (QUERIES_ONLY ? 0 : 2 * KV_HEADS) || (!is_query && page < 0)) {
   return;
 }
 const DEVICE T* found;
@@ -24,8 +28,23 @@ const DEVICE T* row = projected + (size_t)token * ROW;
 if (number >= HEADS + KV_HEADS) {
   FIND_VALUES(found, page, head)
   DEVICE T* to = (DEVICE T*)found + place * VALUE_SIZE;
-  for (int i = lane; i < VALUE_SIZE; i += 32) {
-    to[i] = row[HEADS * Q_STEP + KV_HEADS * KEY_SIZE + head * VALUE_SIZE + i];
+  const DEVICE T* from = row + HEADS * Q_STEP + (KEYS_AS_VALUES ? head * KEY_SIZE : KV_HEADS * KEY_SIZE + head * VALUE_SIZE);
+  float values[(VALUE_SIZE + 31) / 32], squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < (VALUE_SIZE + 31) / 32; ++i) {
+    values[i] = i * 32 + lane < VALUE_SIZE ? float(from[i * 32 + lane]) : 0.0f;
+    squares = multiply_add(values[i], values[i], squares);
+  }
+#pragma unroll
+  for (int step = 16; VALUES_NORMED && step > 0; step /= 2) {
+    squares += shuffle_xor(squares, step);
+  }
+  const float length = VALUES_NORMED ? root(squares / float(VALUE_SIZE) + norms[2 * KEY_SIZE + 2]) : 1.0f;
+#pragma unroll
+  for (int i = 0; i < (VALUE_SIZE + 31) / 32; ++i) {
+    if (i * 32 + lane < VALUE_SIZE) {
+      to[i * 32 + lane] = T(VALUES_NORMED ? values[i] / length : values[i]);
+    }
   }
   return;
 }
