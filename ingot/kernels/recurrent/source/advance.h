@@ -48,47 +48,76 @@ for (int j = 0; j < FOURS; ++j) {
   state[j * 4] = four.x; state[j * 4 + 1] = four.y; state[j * 4 + 2] = four.z; state[j * 4 + 3] = four.w;
 }
 
-for (int begin = 0; begin < count; begin += CHUNK) {
-  const int steps = count - begin < CHUNK ? count - begin : CHUNK;
-  group_barrier();
-  // A warp takes whole tokens: queries and keys of length one, the first scaled; values; decay and strength.
-  for (int t = warp; t < steps; t += THREADS / 32) {
-    const size_t token = first + begin + t;
-    const size_t of = token * CHANNELS + key_head * KEY_SIZE;
-    float q[(KEY_SIZE + 31) / 32], k[(KEY_SIZE + 31) / 32], of_q = 0.0f, of_k = 0.0f;
+// Nothing that precedes this writes states or spans.
+AFTER_OTHERS();
+// What a chunk is made of is fetched while the one before is computed: a warp takes whole tokens.
+constexpr int TOKENS = CHUNK / (THREADS / 32);
+constexpr int EACH = (KEY_SIZE + 31) / 32;
+constexpr int ENTERING = (COLUMNS + 31) / 32;
+float fetched_q[TOKENS][EACH], fetched_k[TOKENS][EACH], entering[TOKENS][ENTERING], slowness[TOKENS], strengths[TOKENS];
+for (int begin = -CHUNK; begin < count; begin += CHUNK) {
+  if (begin >= 0) {
+    group_barrier();
+    // Queries and keys of length one, the first scaled; values; decay and strength.
 #pragma unroll
-    for (int i = 0; i < (KEY_SIZE + 31) / 32; ++i) {
-      const bool there = i * 32 + lane < KEY_SIZE;
-      q[i] = there ? float(convolved[of + i * 32 + lane]) : 0.0f;
-      k[i] = there ? float(convolved[of + KEY_HEADS * KEY_SIZE + i * 32 + lane]) : 0.0f;
-      of_q = multiply_add(q[i], q[i], of_q);
-      of_k = multiply_add(k[i], k[i], of_k);
-    }
+    for (int n = 0; n < TOKENS; ++n) {
+      const int t = warp + n * (THREADS / 32);
+      float of_q = 0.0f, of_k = 0.0f;
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      of_q += shuffle_xor(of_q, step);
-      of_k += shuffle_xor(of_k, step);
-    }
-    of_q = 1.0f / root((of_q + numbers[2 * VALUE_HEADS]) * KEY_SIZE);
-    of_k = 1.0f / root(of_k + numbers[2 * VALUE_HEADS]);
+      for (int i = 0; i < EACH; ++i) {
+        of_q = multiply_add(fetched_q[n][i], fetched_q[n][i], of_q);
+        of_k = multiply_add(fetched_k[n][i], fetched_k[n][i], of_k);
+      }
 #pragma unroll
-    for (int i = 0; i < (KEY_SIZE + 31) / 32; ++i) {
-      if (i * 32 + lane < KEY_SIZE) {
-        queries[t * KEY_SIZE + i * 32 + lane] = q[i] * of_q;
-        keys[t * KEY_SIZE + i * 32 + lane] = k[i] * of_k;
+      for (int step = 16; step > 0; step /= 2) {
+        of_q += shuffle_xor(of_q, step);
+        of_k += shuffle_xor(of_k, step);
+      }
+      of_q = 1.0f / root((of_q + numbers[2 * VALUE_HEADS]) * KEY_SIZE);
+      of_k = 1.0f / root(of_k + numbers[2 * VALUE_HEADS]);
+#pragma unroll
+      for (int i = 0; i < EACH; ++i) {
+        if (i * 32 + lane < KEY_SIZE) {
+          queries[t * KEY_SIZE + i * 32 + lane] = fetched_q[n][i] * of_q;
+          keys[t * KEY_SIZE + i * 32 + lane] = fetched_k[n][i] * of_k;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < ENTERING; ++i) {
+        if (i * 32 + lane < COLUMNS) {
+          values[t * COLUMNS + i * 32 + lane] = entering[n][i];
+        }
+      }
+      if (lane == 0) {
+        gates[t * 2] = power_of_two(numbers[head] * softplus(slowness[n] + numbers[VALUE_HEADS + head]));
+        gates[t * 2 + 1] = sigmoid(strengths[n]);
       }
     }
-    for (int column = lane; column < COLUMNS; column += 32) {
-      const size_t at = token * CHANNELS + 2 * KEY_HEADS * KEY_SIZE + head * VALUE_SIZE + begin_column + column;
-      values[t * COLUMNS + column] = begin_column + column < VALUE_SIZE ? float(convolved[at]) : 0.0f;
-    }
-    if (lane == 0) {
-      const float slowness = softplus(float(joint[token * ROW + DECAY_AT + factor]) + numbers[VALUE_HEADS + head]);
-      gates[t * 2] = power_of_two(numbers[head] * slowness);
-      gates[t * 2 + 1] = sigmoid(float(joint[token * ROW + STRENGTH_AT + factor]));
-    }
+    group_barrier();
   }
-  group_barrier();
+#pragma unroll
+  for (int n = 0; n < TOKENS; ++n) {
+    const int t = begin + CHUNK + warp + n * (THREADS / 32);
+    const bool there = t < count;
+    const size_t token = first + t, of = token * CHANNELS + key_head * KEY_SIZE;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const bool within = there && i * 32 + lane < KEY_SIZE;
+      fetched_q[n][i] = within ? float(convolved[of + i * 32 + lane]) : 0.0f;
+      fetched_k[n][i] = within ? float(convolved[of + KEY_HEADS * KEY_SIZE + i * 32 + lane]) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < ENTERING; ++i) {
+      const int column = i * 32 + lane;
+      const size_t at = token * CHANNELS + 2 * KEY_HEADS * KEY_SIZE + head * VALUE_SIZE + begin_column + column;
+      const bool within = there && column < COLUMNS && begin_column + column < VALUE_SIZE;
+      entering[n][i] = within ? float(convolved[at]) : 0.0f;
+    }
+    slowness[n] = there ? float(joint[token * ROW + DECAY_AT + factor]) : 0.0f;
+    strengths[n] = there ? float(joint[token * ROW + STRENGTH_AT + factor]) : 0.0f;
+  }
+  const int steps = begin < 0 ? 0 : count - begin < CHUNK ? count - begin : CHUNK;
+#pragma unroll 2
   for (int t = 0; t < steps; ++t) {
     const float decay = gates[t * 2], strength = gates[t * 2 + 1], value = values[t * COLUMNS + own];
     float q[FOURS * 4], k[FOURS * 4], sums[4];

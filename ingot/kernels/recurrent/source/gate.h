@@ -9,8 +9,13 @@ SHARED_FLOATS(partial, WARPS);
 const int warp = int(simdgroup_index_in_threadgroup), token = int(threadgroup_position_in_grid.y);
 const int lane = warp % TOGETHER * 32 + int(thread_index_in_simdgroup);
 const int begin = (int(threadgroup_position_in_grid.x) * (WARPS / TOGETHER) + warp / TOGETHER) * NORM;
+float x[EACH], opened[EACH], factors[EACH], squares = 0.0f;
+#pragma unroll
+for (int n = 0; n < EACH; ++n) {
+  const int i = begin + n * LANES + lane;
+  factors[n] = NORMED && n * LANES + lane < NORM && i < SIZE ? float(weight[i % WEIGHTS]) : 1.0f;
+}
 AFTER_OTHERS();
-float x[EACH], opened[EACH], squares = 0.0f;
 #pragma unroll
 for (int n = 0; n < EACH; ++n) {
   const int i = begin + n * LANES + lane;
@@ -48,7 +53,7 @@ for (int n = 0; n < EACH; ++n) {
   if (n * LANES + lane < NORM && i < SIZE) {
     float normed = x[n];
     if (NORMED) {
-      normed = float(T(float(T(x[n] * factor)) * float(weight[i % WEIGHTS])));
+      normed = float(T(float(T(x[n] * factor)) * factors[n]));
     }
     gated[(size_t)token * SIZE + i] = NORM_FIRST ? T(opened[n] * normed) : T(normed);
   }

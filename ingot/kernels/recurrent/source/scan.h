@@ -47,34 +47,65 @@ for (int e = 0; e < EACH; ++e) {
   }
 }
 
-for (int begin = 0; begin < count; begin += CHUNK) {
-  const int steps = count - begin < CHUNK ? count - begin : CHUNK;
-  group_barrier();
-#pragma unroll 4
-  for (int i = place; i < steps * EIGHTS * 2; i += WARPS * 32) {
-    const int t = i / (EIGHTS * 2), at = i % (EIGHTS * 2);
-    const bool reads = at >= EIGHTS;
-    const int column = (reads ? at - EIGHTS : at) * 8;
-    Eight<T> eight;
-    float wide[8];
-    load_eight(eight, convolved + (size_t)(first + begin + t) * CHANNELS + writer + (reads ? KEYS * STATE : 0) + column);
-    widen(eight, wide);
-    store_shared(wide, (reads ? readers : writers) + t * STATE + column);
+// Nothing that precedes this writes states or spans.
+AFTER_OTHERS();
+// What a chunk is made of is fetched while the one before is computed.
+constexpr int THREADS = WARPS * 32;
+constexpr int FETCHES = (CHUNK * EIGHTS * 2 + THREADS - 1) / THREADS;
+constexpr int ENTERING = (CHUNK * COLUMNS + THREADS - 1) / THREADS;
+Eight<T> fetched[FETCHES];
+float entering[ENTERING], pace = 0.0f;
+for (int begin = -CHUNK; begin < count; begin += CHUNK) {
+  if (begin >= 0) {
+    group_barrier();
+#pragma unroll
+    for (int n = 0; n < FETCHES; ++n) {
+      const int i = n * THREADS + place, column = i % (EIGHTS * 2) * 8;
+      if (i < CHUNK * EIGHTS * 2) {
+        float wide[8];
+        widen(fetched[n], wide);
+        SHARED float* to = column < STATE ? writers + column : readers + column - STATE;
+        store_shared(wide, to + i / (EIGHTS * 2) * STATE);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < ENTERING; ++n) {
+      if (n * THREADS + place < CHUNK * COLUMNS) {
+        values[n * THREADS + place] = entering[n];
+      }
+    }
+    if (place < CHUNK) {
+      float step = softplus(pace + numbers[HEADS + head]);
+      step = step < numbers[3 * HEADS] ? numbers[3 * HEADS] : step;
+      step = step > numbers[3 * HEADS + 1] ? numbers[3 * HEADS + 1] : step;
+      gates[place * 2] = power_of_two(numbers[head] * step);
+      gates[place * 2 + 1] = step;
+    }
+    group_barrier();
   }
-  for (int i = place; i < steps * COLUMNS; i += WARPS * 32) {
-    const int t = i / COLUMNS, column = begin_column + i % COLUMNS;
-    const size_t at = (size_t)(first + begin + t) * CHANNELS + head * SIZE + column;
-    values[i] = column < SIZE ? float(convolved[at]) : 0.0f;
+  const int next = begin + CHUNK;
+#pragma unroll
+  for (int n = 0; n < FETCHES; ++n) {
+    const int i = n * THREADS + place, t = next + i / (EIGHTS * 2), column = i % (EIGHTS * 2) * 8;
+    clear_eight(fetched[n]);
+    if (i < CHUNK * EIGHTS * 2 && t < count) {
+      const int at = column < STATE ? writer + column : writer + (KEYS - 1) * STATE + column;
+      load_eight(fetched[n], convolved + (size_t)(first + t) * CHANNELS + at);
+    }
   }
-  if (place < steps) {
-    const float given = float(joint[(size_t)(first + begin + place) * ROW + STEP_AT + head]);
-    float step = softplus(given + numbers[HEADS + head]);
-    step = step < numbers[3 * HEADS] ? numbers[3 * HEADS] : step;
-    step = step > numbers[3 * HEADS + 1] ? numbers[3 * HEADS + 1] : step;
-    gates[place * 2] = power_of_two(numbers[head] * step);
-    gates[place * 2 + 1] = step;
+#pragma unroll
+  for (int n = 0; n < ENTERING; ++n) {
+    const int i = n * THREADS + place, t = next + i / COLUMNS, column = begin_column + i % COLUMNS;
+    entering[n] = 0.0f;
+    if (i < CHUNK * COLUMNS && t < count && column < SIZE) {
+      entering[n] = float(convolved[(size_t)(first + t) * CHANNELS + head * SIZE + column]);
+    }
   }
-  group_barrier();
+  if (place < CHUNK && next + place < count) {
+    pace = float(joint[(size_t)(first + next + place) * ROW + STEP_AT + head]);
+  }
+  const int steps = begin < 0 ? 0 : count - begin < CHUNK ? count - begin : CHUNK;
+#pragma unroll 2
   for (int t = 0; t < steps; ++t) {
     const float decay = gates[t * 2], step = gates[t * 2 + 1];
     float given[EACH], sums[EACH];
