@@ -1,6 +1,6 @@
 """Products with quantised weights: the GPU's kernel against MLX's own, in one run, alternating.
 
-python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; experts; prompts
+python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; experts; prompts; mixtures
 python -m bench.packed --bits 8 --group 32 --rows 1,8
 python -m bench.packed --only cuts,prompts
 python -m bench.packed --mlx                also MLX's own, which take half a minute to compile
@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
+from ingot.kernels.packed_matmul.experts import GROUPED_TUNING, ExpertWeights, GroupedExperts, GroupedTuning
 from ingot.kernels.packed_matmul.kernels import (
     PACKED_TUNING,
     PackedCut,
@@ -34,6 +35,7 @@ from ingot.kernels.packed_matmul.kernels import (
     UnpackScratch,
     make_scratch,
 )
+from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
@@ -49,7 +51,7 @@ CUTS = (
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
 LARGE, EXPERTS, CHOSEN = 1 << 29, 128, 8
-SECTIONS = ("products", "cuts", "experts", "prompts")
+SECTIONS = ("products", "cuts", "experts", "prompts", "mixtures")
 
 
 class Trial:
@@ -235,6 +237,112 @@ class ExpertsTrial:
         return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
+class Mixture(NamedTuple):
+    """The experts of one layer of a model."""
+
+    packing: PackedFormat
+    experts: int
+    chosen: int
+    hidden: int
+    inner: int
+    clipped: bool = False  # as GPT-OSS has it, with biases
+
+
+MIXTURES = {
+    "Qwen3 30B-A3B": Mixture(PackedFormat(4, 64), 128, 8, 2048, 768),
+    "GPT-OSS 20B": Mixture(PackedFormat(4, 32, "mxfp4"), 32, 4, 2880, 2880, True),
+    "GLM 4.7 Flash": Mixture(PackedFormat(4, 64), 64, 4, 2048, 1536),
+}
+TINY_MIXTURES = {
+    "tiny": Mixture(PackedFormat(4, 64), 4, 2, 128, 64),
+    "tiny clipped": Mixture(PackedFormat(4, 32, "mxfp4"), 4, 2, 64, 128, True),
+}
+GROUPED = (
+    *(GroupedTuning((128,), stages=stages, fours=fours) for fours, stages in ((1, 3), (1, 4), (1, 5), (2, 4), (2, 6))),
+    *(GroupedTuning((rows,)) for rows in (32, 64)),
+    GroupedTuning((64,), units=False),
+)
+
+
+class MixtureTrial:
+    """A layer's experts and tokens that chose them at random."""
+
+    def __init__(self, mixture: Mixture, tokens: int) -> None:
+        self.mixture = mixture
+        self.gate, self.up = (self._drawn(mixture.inner, mixture.hidden) for _ in range(2))
+        self.down = self._drawn(mixture.hidden, mixture.inner)
+        self.x = mx.random.normal((tokens, mixture.hidden)).astype(mx.bfloat16)
+        order = mx.argsort(mx.random.uniform(shape=(tokens, mixture.experts)), axis=-1)
+        self.chosen = mx.contiguous(order[:, : mixture.chosen].astype(mx.int32))
+        self.flops = 6 * self.chosen.size * mixture.hidden * mixture.inner
+        mx.eval(self.x, self.chosen)
+
+    def _drawn(self, outputs: int, columns: int) -> ExpertWeights:
+        mixture, floats = self.mixture, self.mixture.packing.mode != "affine"
+        shape = (mixture.experts, outputs, columns // mixture.packing.group)
+        words = (mixture.experts, outputs, columns * mixture.packing.bits // 8)
+        weight = mx.random.randint(0, 256, words, mx.uint8).view(mx.uint32)
+        scales = mx.full(shape, 120, mx.uint8) if floats else mx.random.normal(shape).astype(mx.bfloat16) * 0.01
+        biases = None if floats else mx.random.normal(shape).astype(mx.bfloat16) * 0.01
+        bias = mx.random.normal(shape[:2]).astype(mx.bfloat16) if mixture.clipped else None
+        mx.eval(weight, scales, biases, bias)
+        return ExpertWeights(mixture.packing, weight, scales, biases, bias)
+
+    def ours(self, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
+        activation: Any = "swiglu_oai" if self.mixture.clipped else "silu"
+        weights = (self.gate, self.up, self.down)
+        return GroupedExperts(run, *weights, dtype=mx.bfloat16, activation=activation, tuning=tuning)
+
+    def theirs(self) -> SwitchGLU:
+        """mlx-lm's own."""
+        module = SwitchGLU(64, 64, 1, SwigluOAI() if self.mixture.clipped else SwiGLU(), self.mixture.clipped)
+        for name, weights in (("gate_proj", self.gate), ("up_proj", self.up), ("down_proj", self.down)):
+            packing = weights.packing
+            linear = QuantizedSwitchLinear(64, 64, 1, False, packing.group, packing.bits, packing.mode)
+            linear.weight, linear.scales, linear.biases = weights.weight, weights.scales, weights.biases
+            if weights.bias is not None:
+                linear.bias = weights.bias
+            module[name] = linear
+        return module
+
+
+def mixtures(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
+    """Milliseconds of a layer's experts for so many tokens, with other tunings for the most of them."""
+    run = _launcher(device)
+    for name, mixture in (TINY_MIXTURES if arguments.tiny else MIXTURES).items():
+        for tokens in (5, 40) if arguments.tiny else (128, 512, 2048):
+            trial = MixtureTrial(mixture, tokens)
+            work = trial.ours(run, GROUPED_TUNING)
+            parts = [clock.seconds(part, trial.x, 8) for part in _parts_of(work, trial.chosen)]
+            print(f"{name:>14} {tokens:5}  {_experts_speed(trial, parts[-1])}", end="", flush=True)
+            print(f"  (sorted {parts[0] * 1e3:.3f}, gated {parts[1] * 1e3:.3f})", end="", flush=True)
+            theirs = trial.theirs()
+            if arguments.mlx:
+                taken = clock.seconds(lambda x, own=theirs, chosen=trial.chosen: own(x, chosen), trial.x, 2)
+                print(f"  MLX's {_experts_speed(trial, taken)}, {taken / parts[-1]:.1f}x", end="", flush=True)
+                found, wanted = work(trial.x, trial.chosen), theirs(trial.x, trial.chosen)
+                print(f"  off {float(mx.abs(found - wanted).max() / mx.abs(wanted).max()):.4f}", end="")
+            print(flush=True)
+        for tuning in () if arguments.tiny else GROUPED:
+            taken = clock.seconds(partial(trial.ours(run, tuning), chosen=trial.chosen), trial.x, 8)
+            units = "" if tuning.units else ", units that read registers"
+            said = f"{tuning.rows[0]} rows, {tuning.fours * 4} warps, {tuning.stages} stages{units}"
+            print(f"{'':20}  {_experts_speed(trial, taken)}  {said}", flush=True)
+
+
+def _parts_of(work: GroupedExperts, chosen: mx.array) -> list[Callable[[mx.array], mx.array]]:
+    """Sorting; with gates; all."""
+    return [
+        lambda x: work.sorted_rows(x, chosen)[0],
+        lambda x: work.activated(*work.sorted_rows(x, chosen)),
+        lambda x: work(x, chosen),
+    ]
+
+
+def _experts_speed(trial: MixtureTrial, taken: float) -> str:
+    return f"{taken * 1e3:8.3f} ms {trial.flops / taken / 1e12:6.1f} TFLOP/s"
+
+
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     """Of one shape after another, TB/s at some numbers of rows."""
     tried = CUTS[:1] if arguments.tiny else CUTS
@@ -267,11 +375,15 @@ def _rehearsed(arguments: argparse.Namespace, tried: Sequence[PackedTuning], run
                 PackedProduct(run, packing, mx.bfloat16, tuning)(trial.drawn(rows), trial.first)
 
 
-def _product(device: Device, arguments: argparse.Namespace, tuning: PackedTuning) -> PackedProduct:
+def _launcher(device: Device) -> Launcher:
     run = kernel_launcher(device)
     if run is None:
         raise SystemExit("bench.packed: no kernels here; on a CPU set INGOT_AS=cuda, and install g++")
-    return PackedProduct(run, PackedFormat(arguments.bits, arguments.group), mx.bfloat16, tuning)
+    return run
+
+
+def _product(device: Device, arguments: argparse.Namespace, tuning: PackedTuning) -> PackedProduct:
+    return PackedProduct(_launcher(device), PackedFormat(arguments.bits, arguments.group), mx.bfloat16, tuning)
 
 
 def _trials(arguments: argparse.Namespace, *, few: bool = False) -> Iterator[Trial]:
@@ -316,7 +428,7 @@ def main(given: list[str] | None = None) -> None:
     arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
     clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)
-    for name, section in zip(SECTIONS, (products, cuts, experts, prompts), strict=True):
+    for name, section in zip(SECTIONS, (products, cuts, experts, prompts, mixtures), strict=True):
         if name in arguments.only:
             begun = time.perf_counter()
             section(device, clock, arguments)

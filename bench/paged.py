@@ -38,12 +38,12 @@ CUTS = ("split", "warps", "most", "run")
 CUDA = TUNINGS["cuda"]
 WAYS = {
     "vectors": replace(CUDA, matrix=None),
-    "512 in 8K": replace(CUDA, split=512, matrix=MatrixTuning(piece=8192, slots=5)),
-    "1024 in 8K": replace(CUDA, split=1024, matrix=MatrixTuning(piece=8192, slots=5)),
-    "512 in 16K": replace(CUDA, split=512, matrix=MatrixTuning(piece=16384, slots=2)),
+    "64 in 8K": replace(CUDA, split=64, matrix=MatrixTuning(piece=8192, slots=5)),
+    "128 in 8K": replace(CUDA, split=128, matrix=MatrixTuning(piece=8192, slots=5)),
     "256 in 8K": replace(CUDA, split=256, matrix=MatrixTuning(piece=8192, slots=5)),
+    "128 in 16K": replace(CUDA, split=128, matrix=MatrixTuning(piece=16384, slots=2)),
 }
-"""What `--matrix` measures: places of a split, in pieces of so many bytes."""
+"""What `--matrix` measures: tokens of the first KV splits, in pieces of so many bytes."""
 SHORT = [16, 90, 577, 1030]
 PAGE, SLABS, REPEATS, ROUNDS = 64, 4, 50, 5
 
@@ -254,7 +254,10 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--lengths", default="8192,32768")
-    parser.add_argument("--shapes", help=f"heads/heads of keys x size, or latents x rank+rotated ({SHAPES}; with --matrix {MATRIX_SHAPES})")
+    parser.add_argument(
+        "--shapes",
+        help=f"heads/heads of keys x size, or latents x rank+rotated ({SHAPES}; with --matrix {MATRIX_SHAPES})",
+    )
     parser.add_argument("--widths", default="1", help="queries per row, 1 to 16 (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--matrix", action="store_true", help="with CUDA's matrix units, in each variant, and without")

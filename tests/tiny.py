@@ -27,6 +27,18 @@ _SHARED = {
     "tie_word_embeddings": False,
 }
 
+_MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+    "mamba_n_groups": 1,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
 # Heads of the "kernel" kinds are as large as a GPU's kernels take.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SHARED},
@@ -116,6 +128,65 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "rope_parameters": {"type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         "quantization": {"group_size": 32, "bits": 8},
+    },
+    # Mamba 2, attention without positions, and MLPs without gates, each a layer; one graph.
+    "kernel-mamba-packed": {
+        "model_type": "nemotron_h",
+        **_SHARED,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "hybrid_override_pattern": "M-*-",
+        "layer_norm_epsilon": 1e-5,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 32,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"), False),
+        "quantization": {"group_size": 32, "bits": 8},
+    },
+    # Short convolutions, likewise.
+    "kernel-conv-packed": {
+        "model_type": "lfm2",
+        **_SHARED,
+        "hidden_size": 64,
+        "norm_eps": 1e-5,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+        "block_dim": 64,
+        "block_ff_dim": 64,
+        "block_multiple_of": 8,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "quantization": {"group_size": 32, "bits": 8},
+    },
+    # Granite's and Falcon's, whose norms are not Nemotron's; the latter has attention beside Mamba 2.
+    "kernel-granite": {
+        "model_type": "granitemoehybrid",
+        **_SHARED,
+        **_MAMBA,
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "layer_types": ["mamba", "attention"],
+        "position_embedding_type": "nope",
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+    },
+    "kernel-falcon": {
+        "model_type": "falcon_h1",
+        **_SHARED,
+        **_MAMBA,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "mamba_d_ssm": 64,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": True,
     },
     "mixed": {
         "model_type": "gear",

@@ -206,6 +206,12 @@ class RecurrentState(LayerState, ArraysCache):
             self.return_parts(self.lend(*rows))
         return self.arrays()
 
+    def put_rows(self, parts: Sequence[mx.array]) -> None:
+        """The parts after the open pass, of its sequences alone, where kernels do not write in place."""
+        slots = mx.array([slot for _, _, slot, _ in self.pieces])
+        for index, rows in enumerate(parts):
+            self._store(index, slots, rows)
+
     def exchange(self, parts: Sequence[mx.array | None]) -> list[mx.array | None]:
         """Take these parts instead, and return the ones before."""
         before, self.cache, self.version = self.cache, list(parts), next(_versions)

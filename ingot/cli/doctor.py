@@ -155,8 +155,7 @@ def examine_mlx(probed: dict[str, Any] | str) -> Iterator[Finding]:
         yield Finding("native kernels", "note" if probed["native_advice"] else "ok", kernels, probed["native_advice"])
     if probed["kind"] != "cpu":
         yield _kernel_finding("paged attention", probed["paged"], "attention gathers pages instead")
-    if probed["kind"] == "cuda":
-        yield _kernel_finding("gated delta", probed["delta"], "its tokens run one after another instead")
+        yield _kernel_finding("gated delta", probed["delta"], "mlx-lm's own code runs instead")
     if "compiled" in probed:
         slower = probed["compiled_slower"]
         advice = "install CUDA's compiler (nvidia-cuda-nvrtc) and headers (nvidia-cuda-runtime) alongside mlx"

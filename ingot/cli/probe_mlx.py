@@ -36,7 +36,7 @@ def probe_device() -> dict[str, object]:
         "native": native.describe() if here.kind == "cpu" else None,
         "native_advice": native.advice() if here.kind == "cpu" else None,
         "paged": _check_paged_attention(here) if here.kind != "cpu" else None,
-        "delta": _check_gated_delta(here) if here.kind == "cuda" else None,
+        "delta": _check_gated_delta(here) if here.kind != "cpu" else None,
         **_compiler_status(here),
     }
 
@@ -57,10 +57,10 @@ def _check_gated_delta(here: Device) -> str | None:
     """The same for the gated delta rule, with Qwen's shape."""
     import mlx.core as mx
 
-    from ingot.kernels.gated_delta.kernels import DeltaShape
-    from ingot.kernels.gated_delta.selfcheck import check_delta_kernels
+    from ingot.kernels.recurrent.gated_delta import DeltaShape
+    from ingot.kernels.recurrent.selfcheck import check_recurrent_kernels
 
-    return check_delta_kernels(
+    return check_recurrent_kernels(
         here, DeltaShape(key_heads=2, value_heads=4, key_size=128, value_size=128, taps=4), mx.bfloat16
     )
 

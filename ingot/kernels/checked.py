@@ -1,5 +1,5 @@
 """A device's kernels, each kind compared once with plain MLX operations before it is used: paged attention and RoPE
-here, gated delta, packed and dense products in their own modules.
+here, recurrent mixers, packed and dense products and experts in their own modules.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import mlx.core as mx
 
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
-from ingot.kernels.gated_delta.selfcheck import CheckedDelta
-from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
+from ingot.kernels.packed_matmul.selfcheck import CheckedExperts, CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged_attention.rope import (
     HeadRmsNorm,
@@ -32,6 +31,7 @@ from ingot.kernels.paged_attention.selfcheck import (
     slab_counts,
 )
 from ingot.kernels.paged_attention.shapes import AttentionShape, AttentionTuning, CodedShape, tuning_choices
+from ingot.kernels.recurrent.selfcheck import CheckedRecurrences
 from ingot.kernels.selfcheck import Verdicts, first_wrong
 
 AttentionKey = tuple[str, AttentionShape, mx.Dtype, float, float | None, bool, int | None]
@@ -49,8 +49,9 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         """Why such attention does not read such coded pages; None where it is right."""
         self.wrong_unpacked: dict[CodedAttentionKey, str | None] = {}
         """Why it does not decode them for prompts."""
-        self.delta = CheckedDelta(device)
+        self.recurrent = CheckedRecurrences(device)
         self.packed = CheckedPacked(device)
+        self.experts = CheckedExperts(device)
         self.dense = CheckedDense(device)
 
     def attention(

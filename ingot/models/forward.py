@@ -37,9 +37,11 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows
+from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.layers.attention import native_kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, token_embedding_of
+from ingot.models.layers.recurrent import RECURRENT_SPANS
 from ingot.models.layers.rope import RopeAngles
 from ingot.models.lora.layers import LoraMapping
 from ingot.models.probe import is_close_gap, logits_gap
@@ -166,7 +168,7 @@ class CompiledSteps:
         """Steps of models `with_recurrent` layers are compiled only if it says so."""
         self.model, self._with_recurrent = model, with_recurrent
         self._learned = False  # what the model reads of a step
-        self._cuts: dict[int, tuple[tuple[int, int], ...]] = {}  # how it cuts rows of each group
+        self._cuts: dict[int, tuple[tuple[KVSplits, int], ...]] = {}  # how it cuts rows of each group
         self._steps: OrderedDict[object, Callable[..., tuple[mx.array, _AfterStep]]] = OrderedDict()
         self._open: _OpenStep | None = None
         self._trials = 0
@@ -362,7 +364,7 @@ def _is_known_key(key: object) -> bool:
     """Whether what the memo holds there is an input of a graph, is computed from inputs, or follows from its key."""
     if isinstance(key, tuple):
         return key[0] in ("places", "rows", "runs")
-    return isinstance(key, RopeAngles) or key in ("calls", "delta", "positions in a model's own code")
+    return isinstance(key, RopeAngles) or key in ("calls", RECURRENT_SPANS, "positions in a model's own code")
 
 
 def attends_natively(model: Any) -> bool:

@@ -125,7 +125,8 @@ def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
         "attention over gathered pages, slower: a kernel": kernels.wrong.values(),
         "rotary positions by plain operations, slower: a kernel": [why for why in kernels.wrong_rope.values() if why],
         "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
+        "experts of many tokens by MLX's own products, slower:": kernels.experts.wrong.values(),
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
-        "gated delta token by token, slower:": kernels.delta.wrong.values(),
+        "recurrent layers by mlx-lm's own modules, slower:": kernels.recurrent.wrong.values(),
     }
     return [f"{what} {why}" for what, whys in reasons.items() for why in sorted({*whys})]

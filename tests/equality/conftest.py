@@ -7,11 +7,22 @@ from tests.one_path import one_path
 
 __all__ = ["one_path"]
 # Those of GPUs begin with the kinds that their kernels take; the others' pages are gathered.
-KERNELS = ("kernel", "kernel-window", "kernel-hybrid", "window", "hybrid", "moe", "mixed")
+KERNELS = (
+    "kernel",
+    "kernel-window",
+    "kernel-hybrid",
+    "kernel-granite",
+    "kernel-falcon",
+    "window",
+    "hybrid",
+    "moe",
+    "mixed",
+)
+RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed")
 KINDS = {
     "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed"),
-    "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *KERNELS),
-    "metal": KERNELS,
+    "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *RECURRENT, *KERNELS),
+    "metal": (*RECURRENT, *KERNELS),
 }
 PLACES = [(rules, kind) for rules, kinds in KINDS.items() for kind in kinds]
 

@@ -23,7 +23,7 @@ from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.models.adapter import ModelAdapter, adapt_model
-from ingot.models.layers.recurrent import KernelGatedDelta
+from ingot.models.layers.recurrent import KernelRecurrence
 from ingot.models.probe import logits_gap
 from tests import engines, tiny
 
@@ -65,7 +65,7 @@ def test_the_kernels_are_used(engine: Engine) -> None:
     assert paged and all(isinstance(state.storage, KernelStorage) for state in paged)
     mixers = [type(module).__mro__ for _, module in runner._adapter.model.named_modules()]
     recurrent = sum(isinstance(state, RecurrentState) for state in runner.rows.states)
-    assert sum(KernelGatedDelta in kinds for kinds in mixers) == recurrent
+    assert sum(KernelRecurrence in kinds for kinds in mixers) == recurrent
     slower = [note for note in runner._adapter.notes if "slower" in note]
     assert all("a graph has no kernels for" in note for note in slower)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,15 @@ from bench import host, random_models
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels.device import Device
-from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaSpans
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
 from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.recurrent.gated_delta import DeltaKernels
+from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models import forward as module
 from ingot.models.adapter import ModelAdapter, adapt_model, rehearse_steps
 from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward
+from ingot.models.layers import swapping
 from ingot.models.layers.swapping import restore_mlx_lm_modules
 from ingot.models.probe import logits_gap
 from tests import engines, tiny
@@ -53,30 +56,18 @@ def attend(
     return queries * mx.cos(shown + rows.splits(64, 0)).astype(queries.dtype)
 
 
-def convolve(self: DeltaKernels, x: mx.array, spans: DeltaSpans, tails: mx.array) -> mx.array:
-    """`tails` are written in place, as the kernel does, where they can be."""
-    x = x[:, : self.shape.channels]
-    slots, new = spans.spans[: spans.rows, 2], x[: spans.rows] + tails[spans.spans[: spans.rows, 2], -1] * 0.5
-    tails[slots] = mx.broadcast_to(new[:, None], (spans.rows, *tails.shape[1:]))
-    return x + new.mean()
-
-
-def advance(
-    self: DeltaKernels,
-    convolved: mx.array,
-    decays: mx.array,
-    strengths: mx.array,
-    spans: DeltaSpans,
-    states: mx.array,
-    begins: tuple[int, int] = (0, 0),
-) -> tuple[mx.array, mx.array]:
-    heads, size, _ = self.shape.state
-    decays = decays[:, begins[0] : begins[0] + heads]
-    slots = spans.spans[: spans.rows, 2]
-    new = states[slots] * 0.5 + decays[: spans.rows, :, None, None] * 0.1
-    states[slots] = new
-    read = convolved[:, -heads * size :].reshape(-1, heads, size)
-    return mx.tanh(read + new.mean()), mx.zeros(1)
+def mix(
+    self: DeltaKernels, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array]
+) -> tuple[mx.array, list[mx.array]]:
+    """Tails and states are written in place, as the kernels do, where they can be."""
+    tails, states_of_heads = states
+    slots, rows = spans.spans[: spans.rows, 2], joint[: spans.rows]
+    tail = rows[:, : tails.shape[-1]] + tails[slots, -1] * 0.5
+    tails[slots] = mx.broadcast_to(tail[:, None], (spans.rows, *tails.shape[1:]))
+    heads = states_of_heads.shape[1]
+    state = states_of_heads[slots] * 0.5 + rows[:, -heads:, None, None] * 0.1
+    states_of_heads[slots] = state
+    return mx.tanh(joint[:, : self.shape.inner] + tail.mean() + state.mean()), []
 
 
 class Counted:
@@ -99,8 +90,7 @@ def adapted(
     assert made.steps is None, "the emulator cannot be asked without running"
     monkeypatch.setattr(RopeKernel, "__call__", turn)
     monkeypatch.setattr(PagedAttention, "attend", attend)
-    monkeypatch.setattr(DeltaKernels, "convolve", convolve)
-    monkeypatch.setattr(DeltaKernels, "advance", advance)
+    monkeypatch.setattr(DeltaKernels, "mix", mix)
     return made
 
 
@@ -157,6 +147,8 @@ RECURRENT = {
 
 @pytest.mark.parametrize("computed", RECURRENT)
 def test_states_of_recurrent_layers_pass_through_steps(monkeypatch: pytest.MonkeyPatch, computed: str) -> None:
+    if computed == "by the model's own code":
+        monkeypatch.setattr(swapping, "kernel_recurrence", lambda module, kernels: None)
     adapter = adapted(monkeypatch, RECURRENT[computed])
     counted = Counted(adapter.model)
     steps = CompiledSteps(counted)

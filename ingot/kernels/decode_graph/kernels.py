@@ -14,7 +14,6 @@ from ingot.kernels.gpu.launcher import Launcher
 SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
 _THREADS = 256
-_HEAD_WARPS = 4
 _JOINT_WARPS = 16
 _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
@@ -22,15 +21,16 @@ _ARRAYS = {
     "gate_heads": (("attended", "projected"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
-    "norm_gated": (("read", "gates", "weight", "eps"), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
 _HEADERS = {"gate": "gelu"}
 """Header files of bodies."""
-Gate = Literal["silu", "gelu_tanh", "gelu"]
-_GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu")
+Gate = Literal["silu", "gelu_tanh", "gelu", "relu2"]
+_GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu", "relu2")
+UNGATED: tuple[Gate, ...] = ("relu2",)
+"""Activations of MLPs that gate nothing."""
 
 
 @cache
@@ -105,8 +105,8 @@ class ResidualNorm:
 
 
 def gate_states(run: Launcher, both: mx.array, gate: Gate = "silu") -> mx.array:
-    """gate(x) * y of [tokens, x and y]."""
-    tokens, size = both.shape[0], both.shape[1] // 2
+    """gate(x) * y of [tokens, x and y], or the activation of [tokens, x]."""
+    tokens, size = both.shape[0], both.shape[1] // (1 if gate in UNGATED else 2)
     template = (("T", both.dtype), ("SIZE", size), ("THREADS", _THREADS), ("GATE", _GATES.index(gate)))
     work = LaunchConfig(
         template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), both.dtype),)
@@ -156,26 +156,6 @@ class JointNorm:
         output = OutputSpec(projected.shape, projected.dtype)
         work = LaunchConfig(template, (3, tokens, 1), _JOINT_WARPS * 32, (output,))
         return run(decode_kernel("norm_joint"), [projected, self._weights, self._eps], work)[0]
-
-
-class GatedNorm:
-    """norm(x) * silu(gate) of each head."""
-
-    def __init__(self, norm: RmsNormWeights) -> None:
-        self._weight, self._eps = norm.weight, mx.full(8, norm.eps, mx.float32)
-        mx.eval(self._weight, self._eps)
-
-    def __call__(self, run: Launcher, read: mx.array, gates: mx.array, begin: int = 0) -> mx.array:
-        """Of states read [tokens, heads, size]; their gates are some of the numbers of each token, from `begin` on."""
-        tokens, heads, size = read.shape
-        template = (
-            *(("T", read.dtype), ("HEADS", heads), ("SIZE", size), ("GATE_ROW", gates.shape[1])),
-            *(("GATE_AT", begin), ("WARPS", _HEAD_WARPS)),
-        )
-        work = LaunchConfig(
-            template, (-(-heads // _HEAD_WARPS), tokens, 1), _HEAD_WARPS * 32, (OutputSpec(read.shape, read.dtype),)
-        )
-        return run(decode_kernel("norm_gated"), [read, gates, self._weight, self._eps], work)[0]
 
 
 def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:

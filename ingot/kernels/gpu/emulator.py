@@ -47,7 +47,7 @@ FLAGS = (
     "-U_FORTIFY_SOURCE",
     "-nostdlib",  # this process has it
 )
-TYPES = {mx.float32: "float", mx.float16: "Half", mx.bfloat16: "Brain", mx.int32: "int"}
+TYPES = {mx.float32: "float", mx.float16: "Half", mx.bfloat16: "Brain", mx.int32: "int", mx.uint8: "uint8_t"}
 _ONE_AT_A_TIME = threading.Lock()
 """A compiled kernel keeps its threads in static memory."""
 

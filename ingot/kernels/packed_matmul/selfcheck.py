@@ -6,10 +6,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launcher import required_launcher
+from ingot.kernels.packed_matmul.experts import (
+    GROUPED_TUNING,
+    Activation,
+    Curve,
+    ExpertWeights,
+    GroupedExperts,
+    GroupedTuning,
+)
 from ingot.kernels.packed_matmul.kernels import (
     PACKED_TUNING,
     PackedCut,
@@ -139,3 +149,64 @@ def _ends(message: str, output: mx.array, x: mx.array, weights: PackedWeights, *
 
 def _random_rows(rows: int, weights: PackedWeights) -> mx.array:
     return mx.random.normal((rows, weights.columns), key=mx.random.key(7)).astype(weights.scales.dtype)
+
+
+Projections = tuple[ExpertWeights, ExpertWeights, ExpertWeights]
+"""Gate, up and down."""
+ExpertsKey = tuple[object, ...]
+"""Layers with the same key share a verdict: the kinds of their projections, their dtype and their activation."""
+EXPERT_TUNINGS = (GROUPED_TUNING, replace(GROUPED_TUNING, rows=(32, 64), fours=1, units=False))
+"""The second where units that read shared memory are wrong; those that do not have registers for fewer rows."""
+
+
+class CheckedExperts(Verdicts[ExpertsKey, GroupedTuning]):
+    """The experts' products for many tokens on a device. Metal uses MLX's."""
+
+    def of(
+        self, projections: Projections, dtype: mx.Dtype, activation: Curve | Activation, plainly: Activation
+    ) -> GroupedExperts | None:
+        """None where there is no right kernel for such experts. `plainly` computes the activation by MLX."""
+        if self._device.kind == "metal":
+            return None
+        name = activation if isinstance(activation, str) else None
+        key = (dtype, name, *(weights.kind for weights in projections))
+
+        def make(tuning: GroupedTuning) -> GroupedExperts:
+            run = required_launcher(self._device)
+            return GroupedExperts(run, *projections, dtype=dtype, activation=activation, tuning=tuning)
+
+        def check(tuning: GroupedTuning) -> str | None:
+            kind = ("experts", *key, tuning)
+            return check_cases(self._device, kind, lambda: make(tuning), lambda made: _expert_cases(made, plainly))
+
+        tuning = self._first_right(key, EXPERT_TUNINGS, check)
+        return None if tuning is None else make(tuning)
+
+
+TOKENS = (20, 3)
+
+
+def _expert_cases(experts: GroupedExperts, plainly: Activation) -> Iterator[Case]:
+    """All that layers will launch. Most tokens choose the last expert and the first, so that they are several groups of
+    threads' work, and some expert is chosen by none."""
+    last, most = experts.gate.experts - 1, max(TOKENS)
+    chosen = mx.array([[last, last // 2 if token % 4 == 3 else 0] for token in range(most)], mx.int32)
+    x = mx.random.normal((most, experts.gate.columns), key=mx.random.key(7)).astype(experts.dtype)
+    outputs = [experts.with_rows(rows)(x, chosen) for rows in experts.rows]
+    expected = _by_plain_operations(experts, x, chosen, plainly)
+    for rows, output in zip(experts.rows, outputs, strict=True):
+        # Weights and activations are rounded, too.
+        yield Case(f"{rows} rows differ for {experts.gate}", output, expected, 4 * BOUNDS[experts.dtype])
+        yield Case(f"a row's bits differ among {rows} rows, for {experts.gate}", output, outputs[0])
+    few = experts.with_rows(experts.rows[-1])(x[: min(TOKENS)], chosen[: min(TOKENS)])
+    yield Case(f"a row's bits depend on how many there are, for {experts.gate}", few, outputs[0][: min(TOKENS)])
+
+
+def _by_plain_operations(experts: GroupedExperts, x: mx.array, chosen: mx.array, plainly: Activation) -> mx.array:
+    """[tokens, k, outputs] in float32: for all tokens each expert that is chosen, and of them those that chose it."""
+    x, found = x.astype(mx.float32), mx.zeros((*chosen.shape, experts.down.outputs))
+    for expert in sorted({*chosen.flatten().tolist()}):  # type: ignore[arg-type]
+        gate, up = (each.multiplied(x, expert) for each in (experts.gate, experts.up))
+        y = experts.down.multiplied(plainly(gate, up), expert)
+        found = mx.where((chosen == expert)[..., None], y[:, None], found)
+    return found

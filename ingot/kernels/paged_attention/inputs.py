@@ -26,7 +26,7 @@ import numpy as np
 
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launcher
-from ingot.kernels.paged_attention.shapes import AttentionShape, CodedPages
+from ingot.kernels.paged_attention.shapes import AttentionShape, CodedPages, KVSplits
 
 SOURCE = Path(__file__).parent / "source"
 INPUTS = {
@@ -66,8 +66,11 @@ NO_PAGES = ("locate", "store", "unpack", "merge")
 MATRIX = ("attend_wide", "attend_large", "attend_coded", "attend_prompt", "attend_unpacked", "unpack")
 """Kernels that use matrix units, or serve those that do: only on CUDA."""
 BODIES = {
-    "attend_wide": ("split", "attend_wide"),
-    "attend_coded": ("split", "attend_coded", "attend_wide"),
+    "attend": ("kv_splits", "attend"),
+    "attend_large": ("kv_splits", "attend_large"),
+    "attend_wide": ("kv_splits", "split", "attend_wide"),
+    "attend_coded": ("kv_splits", "split", "attend_coded", "attend_wide"),
+    "merge": ("kv_splits", "merge"),
     "attend_unpacked": ("attend_prompt",),
 }
 """The files of a body, where it is not one of the same name."""
@@ -268,7 +271,7 @@ class KernelRows:
     """Whether some pages are coded."""
     packed: mx.array | None = None
     """The coded pages of rows with many queries, which are decoded first; the table has indices into these."""
-    _kv_splits: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+    _kv_splits: dict[tuple[KVSplits, int], int] = field(default_factory=dict, repr=False)
     _unpacked: dict[tuple[AttentionShape, mx.Dtype], UnpackedPages] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -302,15 +305,15 @@ class KernelRows:
         spans = tuple(zip(lengths, counts, strict=True))
         return cls(_pad_entries(flat, _doubling_room(len(flat))), _pad_entries(rows), spans, most, coded, packed)
 
-    def splits(self, split: int, window: int) -> int:
+    def splits(self, cut: KVSplits, window: int) -> int:
         """KV splits, at least as many as any row's queries need; computed once for all layers."""
-        splits = self._kv_splits.get((split, window))
+        splits = self._kv_splits.get((cut, window))
         if splits is None:
             most = max(
-                -(-length // split) - (max(length - count + 1 - window, 0) if window else 0) // split
+                cut.number_at(length - 1) + 1 - cut.number_at(max(length - count + 1 - window, 0) if window else 0)
                 for length, count in self.spans
             )
-            splits = self._kv_splits[split, window] = _doubling_room(most)
+            splits = self._kv_splits[cut, window] = _doubling_room(most)
         return splits
 
     def unpacked(self, shape: AttentionShape, dtype: mx.Dtype) -> UnpackedPages:
@@ -331,13 +334,13 @@ class KernelRows:
     # For compiled steps
 
     @property
-    def asked(self) -> tuple[tuple[int, int], ...]:
-        """The (KV split size, window) pairs that layers have used."""
+    def asked(self) -> tuple[tuple[KVSplits, int], ...]:
+        """The KV splits and windows that layers have used."""
         return tuple(self._kv_splits)
 
-    def rooms(self, asked: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    def rooms(self, asked: Sequence[tuple[KVSplits, int]]) -> tuple[int, ...]:
         """The numbers of KV splits that such launches depend on, whatever the rows' lengths."""
-        return tuple(self.splits(split, window) for split, window in asked)
+        return tuple(self.splits(cut, window) for cut, window in asked)
 
     def standing_for(self, table: mx.array, rows: mx.array) -> KernelRows:
         """Other rows with the same launches."""

@@ -1,7 +1,7 @@
 """Attention over pages of keys and values, for a few queries a row, or a prompt's: one kernel source for CUDA and
 Metal. How pages lie in memory, and what orders reading and writing them, `inputs.py` says.
 
-A row is cut into KV splits of 512 tokens (1,024 with matrix units and heads larger than 128), one group of threads for
+A row is cut into KV splits (`KVSplits`), one group of threads for
 each and for up to eight queries that share a KV head (up to 64 with matrix units, in tiles of sixteen). `merge` adds
 the splits in their order. So the bits of a query depend on its row alone: neither on the batch nor on how many queries
 there are. Prompts in 16 bits on CUDA use `attend_prompt`, whose blocks begin at the same positions however the prompt
@@ -36,6 +36,7 @@ from ingot.kernels.paged_attention.shapes import (
     AttentionTuning,
     CodedPages,
     CodedShape,
+    KVSplits,
     MatrixTuning,
 )
 
@@ -82,8 +83,8 @@ class PagedAttention(Launched):
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
         self._matrix_kernel = tuning.matrix_kernel(shape, dtype)
-        self.split = tuning.kv_split_size(shape, dtype)
-        """Places that a group of threads looks at: beyond, what several found is merged."""
+        self.splits = tuning.kv_splits(shape, dtype, window)
+        """Of a row, each for a group of threads: what several found is merged."""
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
         factors = mx.array([scale / cap, cap * log2e] if cap else [scale * log2e, 0.0], mx.float32)
@@ -95,7 +96,7 @@ class PagedAttention(Launched):
             *(("KEY_SIZE", shape.key_size), ("PAGE", shape.page)),
         )
         self._cuts: dict[tuple[int, CodedShape | None], _AttentionCut] = {}
-        self._prompt_cut = self._large_cut(QUERY_TILES[1], 0)
+        self._prompt_cut = self._large_cut(QUERY_TILES[1], None)
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: KVSlabs, after: mx.array) -> mx.array:
         """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
@@ -123,7 +124,7 @@ class PagedAttention(Launched):
         shape, tokens = self._shape, queries.shape[0]
         cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
-        splits = rows.splits(self.split, self._window)
+        splits = rows.splits(self.splits, self._window)
         attended = OutputSpec((tokens, shape.heads, shape.output_size), self._dtype)
         partial = OutputSpec((tokens, shape.heads, splits, shape.output_size + 4), mx.float32)
         sole = splits == 1
@@ -146,11 +147,11 @@ class PagedAttention(Launched):
         return found[1] if sole else self._merged(found[0], rows, cut, attended)
 
     def bound(self, rows: KernelRows) -> RowBounds:
-        return RowBounds(padded_count(len(rows.spans)), rows.most, rows.splits(self.split, self._window))
+        return RowBounds(padded_count(len(rows.spans)), rows.most, rows.splits(self.splits, self._window))
 
     def standing_for(self, bound: RowBounds, table: mx.array, rows: mx.array) -> KernelRows:
         """Any rows that are bound so."""
-        spans, splits = ((0, 0),) * bound.rows, {(self.split, self._window): bound.splits}
+        spans, splits = ((0, 0),) * bound.rows, {(self.splits, self._window): bound.splits}
         return KernelRows(table, rows, spans, bound.most, _kv_splits=splits)
 
     def _merged(self, partial: mx.array, rows: KernelRows, cut: _AttentionCut, attended: OutputSpec) -> mx.array:
@@ -182,7 +183,10 @@ class PagedAttention(Launched):
 
     def _attend_large_prompts(self, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array) -> mx.array:
         shape, cut, taken = self._shape, self._prompt_cut, self._tuning.taken(len(slabs.keys))
-        outputs = OutputSpec((1,), mx.float32), OutputSpec((queries.shape[0], shape.heads, shape.output_size), self._dtype)
+        outputs = (
+            OutputSpec((1,), mx.float32),
+            OutputSpec((queries.shape[0], shape.heads, shape.output_size), self._dtype),
+        )
         _, attended = self._run(
             paged_kernel(cut.kernel, taken),
             [queries, self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
@@ -284,10 +288,10 @@ class PagedAttention(Launched):
         width, tuning = next(width for width in WIDTHS if width >= count), self._tuning
         part, unroll = self._part(width)
         part = part if coded is None else CODED_PART
-        seen = (("SPLIT", self.split), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        seen = (*self.splits.template, ("WINDOW", self._window), ("GROUP", self._shape.group))
         merge = (*self._merging, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
         if self._matrix_kernel == "attend_large":
-            cut = self._large_cut(part, self.split)._replace(merge=merge)
+            cut = self._large_cut(part, self.splits)._replace(merge=merge)
         else:
             matrix = None if self._matrix_kernel is None else tuning.matrix
             pieces = (
@@ -305,10 +309,11 @@ class PagedAttention(Launched):
         self._cuts[count, coded] = cut
         return cut
 
-    def _large_cut(self, part: int, split: int) -> _AttentionCut:
-        """For `attend_large`; with `split` 0, a group goes through all that its queries see."""
+    def _large_cut(self, part: int, splits: KVSplits | None) -> _AttentionCut:
+        """For `attend_large`; without splits, a group goes through all that its queries see."""
         slots, lent = MatrixTuning.large_slots(self._shape, part)
-        seen = (("SPLIT", split), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        cut = KVSplits(0, False) if splits is None else splits
+        seen = (*cut.template, ("WINDOW", self._window), ("GROUP", self._shape.group))
         ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", LARGE_WARPS)
         attend = (*self._pages, *seen, *ends, ("LATENT", self._shape.latent), ("SLOTS", slots))
         return _AttentionCut("attend_large", part, LARGE_WARPS, attend, (), lent)
@@ -320,7 +325,7 @@ class PagedAttention(Launched):
 
     def _pieces(self, matrix: MatrixTuning, part: int) -> KernelTemplate:
         size = max(self._shape.key_size, self._shape.value_size)
-        return ("KEYS", matrix.keys(size)), ("SLOTS", matrix.slots_for(size, part, self.split))
+        return ("KEYS", matrix.keys(size)), ("SLOTS", matrix.slots_for(size, part, self.splits.most))
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: KVSlabs, count: int) -> mx.array:
         taken = self._tuning.taken(len(slabs.keys))

@@ -31,11 +31,23 @@ from ingot.kernels.paged_attention.rope import (
     rope_angles,
     rope_kernel,
 )
-from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, CodedPages, CodedShape
+from ingot.kernels.paged_attention.shapes import (
+    TUNINGS,
+    AttentionShape,
+    AttentionTuning,
+    CodedPages,
+    CodedShape,
+    KVSplits,
+)
 from ingot.kernels.selfcheck import BOUNDS, Case, check_cases
 
 _BEYOND_A_SPLIT = (1, 65)
 """Tokens beyond a KV split: so few that any window reaches over its end."""
+
+
+def _begins_of_splits(splits: KVSplits) -> tuple[int, int]:
+    """The second one's begin, and that of the second of the larger ones, if there are any."""
+    return splits.size, (10 if splits.grow else 2) * splits.size
 
 
 def slab_counts(device: Device) -> tuple[int, ...]:
@@ -73,7 +85,8 @@ class _AttentionTrial:
         self._attention, self._shape, self._dtype = attention, shape, attention.dtype
         self._random = np.random.default_rng(7)
         self._sizes = (shape.key_size, shape.value_size)
-        self._lengths = [8, shape.page, shape.page + 9, *(attention.split + beyond for beyond in _BEYOND_A_SPLIT)]
+        begins = zip(_begins_of_splits(attention.splits), _BEYOND_A_SPLIT, strict=True)
+        self._lengths = [8, shape.page, shape.page + 9, *(begin + beyond for begin, beyond in begins)]
         needed = [-(-length // shape.page) for length in self._lengths]
         each = (sum(needed) + 1) // slabs + 1
         free = [page_number(int(at) // each, int(at) % each) for at in self._random.permutation(each * slabs)]

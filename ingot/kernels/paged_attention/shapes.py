@@ -57,7 +57,11 @@ class AttentionShape:
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
         sizes = (self.key_size, self.value_size)
-        if any(size % 16 or size <= 0 for size in sizes) or self.query_size > MOST_SIZE or self.output_size > MOST_VALUE:
+        if (
+            any(size % 16 or size <= 0 for size in sizes)
+            or self.query_size > MOST_SIZE
+            or self.output_size > MOST_VALUE
+        ):
             return (
                 f"heads of {self.query_size} and {self.output_size}: sizes are multiples of 16 up to {MOST_SIZE} and "
                 f"{MOST_VALUE}"
@@ -129,6 +133,30 @@ class CodedPages(NamedTuple):
     addresses: mx.array
 
 
+class KVSplits(NamedTuple):
+    """The pieces that a row's keys and values are cut into (`source/kv_splits.h`): the first eight have `size` tokens,
+    and where they `grow` the next eight have twice as many, and all others four times as many. They depend on nothing
+    but a token's place."""
+
+    size: int
+    grow: bool
+
+    @property
+    def most(self) -> int:
+        """Tokens of the largest."""
+        return 4 * self.size if self.grow else self.size
+
+    def number_at(self, place: int) -> int:
+        """Of the split that a token is in."""
+        if not self.grow or place < 8 * self.size:
+            return place // self.size
+        return 4 + place // (2 * self.size) if place < 24 * self.size else 10 + place // (4 * self.size)
+
+    @property
+    def template(self) -> KernelTemplate:
+        return ("SPLIT", self.size), ("GROW", self.grow)
+
+
 SLAB_INPUTS = (4, 12)
 """The numbers of slabs of keys, and as many of values, for which kernels are compiled where memory must be an input.
 Metal takes 31 buffers in all."""
@@ -150,8 +178,7 @@ class MatrixTuning:
 
     piece: int  # bytes of keys or values that are multiplied at once
     slots: int  # for pieces in shared memory, at most: all but one are on their way
-    large: int | None = None  # places that a group of threads looks at with heads larger than 128, if not as many
-    largest: int | None = None  # the same with heads larger than 256, and with latents
+    largest: int = 64  # tokens of the first KV splits with heads larger than 256, and with latents
     coded: int = 16  # keys in fewer bits that a warp takes at once: 16, 32 or 64
 
     def keys(self, size: int) -> int:
@@ -175,7 +202,7 @@ class MatrixTuning:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    split: int  # tokens of a KV split, which a group of threads reads
+    split: int  # tokens of the first KV splits, each of which a group of threads reads
     warps: int  # in a group
     most: int  # queries of a group, in registers
     run: int  # consecutive values that a thread sums at once, as it has registers: 4 or 8
@@ -198,14 +225,13 @@ class AttentionTuning:
             return None
         return "attend_large" if shape.large else "attend_wide"
 
-    def kv_split_size(self, shape: AttentionShape, dtype: mx.Dtype) -> int:
-        """Tokens of a KV split."""
-        kernel, other = self.matrix_kernel(shape, dtype), None
-        if self.matrix is not None and kernel == "attend_large":
-            other = self.matrix.largest
-        elif self.matrix is not None and kernel is not None and max(shape.key_size, shape.value_size) > _LARGE:
-            other = self.matrix.large
-        return self.split if other is None else other
+    def kv_splits(self, shape: AttentionShape, dtype: mx.Dtype, window: int | None) -> KVSplits:
+        """Those of a window do not grow, as it may lie anywhere."""
+        large = self.matrix is not None and self.matrix_kernel(shape, dtype) == "attend_large"
+        first = self.matrix.largest if self.matrix is not None and large else self.split
+        if not window:
+            return KVSplits(first, True)
+        return KVSplits(min(4 * first, max(first, 1 << (max(1, window // 8).bit_length() - 1))), False)
 
     def part(self, queries: int, shape: AttentionShape, dtype: mx.Dtype) -> tuple[int, int]:
         """Queries of a group, of so many in all over a head of keys, and keys that a thread reads at once."""
@@ -220,11 +246,9 @@ class AttentionTuning:
 
 
 TUNINGS: dict[DeviceKind, AttentionTuning] = {
-    "cuda": AttentionTuning(
-        split=512, warps=4, most=8, run=8, matrix=MatrixTuning(piece=8192, slots=5, large=1024, largest=512), prompts=4
-    ),
+    "cuda": AttentionTuning(split=128, warps=4, most=8, run=8, matrix=MatrixTuning(piece=8192, slots=5), prompts=4),
     "metal": AttentionTuning(
-        split=512, warps=4, most=4, run=4, slabs=SLAB_INPUTS
+        split=128, warps=4, most=4, run=4, slabs=SLAB_INPUTS
     ),  # a thread has half as many registers there
 }
 

@@ -309,5 +309,10 @@ FAMILIES = (
             "GraniteMoeHybridSharedMLP": MlpSpec(gate="input_linear", up=None, down="output_linear"),
         },
         recurrences={"GraniteMoeHybridMamba2Mixer": Mamba2Spec()},
+        layers={
+            "GraniteMoeHybridLayer": two_blocks(
+                ("self_attn", "mamba"), multiplier="residual_multiplier", unless="use_moe"
+            )
+        },
     ),
 )

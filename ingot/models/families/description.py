@@ -106,10 +106,10 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """What an MLP computes: down(act(gate(x)) * up(x))."""
+    """What an MLP computes: down(act(gate(x)) * up(x)), or down(act(up(x)))."""
 
-    act: Literal["silu", "gelu", "gelu_tanh"] = "silu"
-    gate: str = "gate_proj"
+    act: Literal["silu", "gelu", "gelu_tanh", "relu2"] = "silu"
+    gate: str | None = "gate_proj"  # None: nothing is gated
     up: str | None = "up_proj"  # None: one projection gives the gate and then the up part
     down: str = "down_proj"
 

@@ -21,6 +21,8 @@ from ingot.models.families.description import (
     two_blocks,
 )
 
+_LFM_LAYER = two_blocks(("self_attn", "conv"), "feed_forward", before_mixer="operator_norm", before_mlp="ffn_norm")
+
 FAMILIES = (
     # Kyutai's Helium.
     ModelFamily(
@@ -97,12 +99,14 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
         mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")},
         recurrences={"ShortConv": ShortConvSpec()},
+        layers={"Lfm2DecoderLayer": _LFM_LAYER},
     ),
     ModelFamily(
         "lfm2_moe",
         attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
         mlps={"MLP": MlpSpec()},
         recurrences={"ShortConv": ShortConvSpec()},
+        layers={"Lfm2DecoderLayer": _LFM_LAYER},
     ),
     # Lille.
     ModelFamily(

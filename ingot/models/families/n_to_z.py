@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    BlockSpec,
     GatedDeltaSpec,
     LatentSpec,
+    LayerSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -69,7 +71,9 @@ FAMILIES = (
     ModelFamily(
         "nemotron_h",
         attention={"NemotronHAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
+        mlps={"NemotronHMLP": MlpSpec(act="relu2", gate=None)},
         recurrences={"NemotronHMamba2Mixer": Mamba2Spec(norm_size="norm.group_size")},
+        layers={"NemotronHBlock": LayerSpec((BlockSpec(("mixer",), "norm"),))},
         head=MtpSpec(
             inside="mtp.",
             embedding_norm="layers.0.enorm",
@@ -193,6 +197,7 @@ FAMILIES = (
         },
         mlps={"Qwen3NextMLP": MlpSpec()},
         recurrences={"Qwen3NextGatedDeltaNet": GatedDeltaSpec(joint=True)},
+        layers={"Qwen3NextDecoderLayer": two_blocks(("linear_attn", "self_attn"))},
         head=_QWEN_MTP,
     ),
     ModelFamily(

@@ -31,7 +31,6 @@ from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, Replay
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.device import Device
-from ingot.kernels.gated_delta.kernels import DeltaSpans
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
 from ingot.kernels.paged_attention.inputs import (
@@ -45,14 +44,16 @@ from ingot.kernels.paged_attention.inputs import (
 )
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.paged_attention.shapes import KVSplits
+from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear
 from ingot.models.layers.graph_inputs import (
-    DeltaInputs,
     GraphAttentionInputs,
     LoraGraphs,
     MixerInputs,
+    RecurrentInputs,
     SlabAddresses,
     StateAddresses,
     StepInputs,
@@ -61,15 +62,15 @@ from ingot.models.layers.graph_inputs import (
 )
 from ingot.models.layers.graph_layers import (
     AttentionPart,
-    DeltaPart,
     GraphLayers,
+    RecurrentPart,
     UncoveredPartError,
     graph_layers_of,
 )
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.modules import extend
-from ingot.models.layers.recurrent import delta_spans
+from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
 
 log = logging.getLogger("ingot.models")
@@ -77,7 +78,9 @@ MOST_GRAPHS = 128
 """Graphs that are kept, for as many numbers of rows and lengths."""
 LEAST_TABLE = 1024
 """Pages that a graph's block table has room for."""
-AHEAD_SPLITS = (1, 2, 4)
+LEAST_SPLITS = 8
+"""KV splits that any graph has room for: those that a short row does not have cost next to nothing."""
+AHEAD_SPLITS = (8, 16, 32)
 """KV splits of the longest row for which graphs are captured ahead."""
 GRAPH_TRIALS = 2
 """Steps at which a graph's result is compared with the layers' own."""
@@ -105,13 +108,13 @@ class AttentionKind(NamedTuple):
     """Attention of layers whose pages are the same and are split alike."""
 
     group: int  # its number among the page groups of the context
-    split: int
+    splits: KVSplits
     window: int
 
     def bounded(self, splits: int, most: int) -> int:
         """KV splits enough for `most` queries of a row that has so many without a window: how the window happens to lie
         in them is data of a step."""
-        spanned = -(-(self.window + most - 2) // self.split) + 1
+        spanned = -(-(self.window + most - 2) // self.splits.size) + 1
         return min(splits, 1 << (spanned - 1).bit_length()) if self.window else splits
 
 
@@ -172,7 +175,11 @@ class _GraphStep:
         return _GraphKey(
             tokens,
             tuple(
-                RowBounds(padded_count(len(rows.spans)), rows.most, kind.bounded(rows.splits(kind.split, 0), rows.most))
+                RowBounds(
+                    padded_count(len(rows.spans)),
+                    rows.most,
+                    kind.bounded(max(LEAST_SPLITS, rows.splits(kind.splits, 0)), rows.most),
+                )
                 for kind in kinds
                 for rows in (self.rows[kind.group],)
             ),
@@ -213,8 +220,10 @@ class DecodeGraphs:
         self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
         self._attention = [n for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, AttentionPart)]
-        self._deltas = {n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, DeltaPart)}
-        self._states = StateAddresses(len(self._deltas))
+        self._recurrent = {
+            n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, RecurrentPart)
+        }
+        self._states = StateAddresses(len(self._recurrent))
         self._context: _StepContext | None = None
         self._opened: list[LayerCall] = []  # of the layers that were called in the open pass
         self.layer_inputs: mx.array | None = None
@@ -286,7 +295,7 @@ class DecodeGraphs:
 
     def _run_on_copies(self, states: Sequence[Any], run: Callable[[], mx.array]) -> list[Sequence[mx.array]]:
         """What it returns, and the tails and the states that it would leave of all recurrent layers."""
-        recurrent = [states[number] for number in self._deltas]
+        recurrent = [states[number] for number in self._recurrent]
         copies = [[copy_array(part) for part in arrays] for arrays in self._recurrent_arrays(states)]
         mx.eval(copies)
         kept = [state.exchange(parts) for state, parts in zip(recurrent, copies, strict=True)]
@@ -321,7 +330,7 @@ class DecodeGraphs:
             or any(part.width > MOST_QUERIES for part in mixed.parts)
             or not all(isinstance(states[number], AppendState) for number in self._attention)
             or not all(isinstance(masks[number], BatchMasks | None) for number in self._attention)
-            or not all(isinstance(states[n], RecurrentState) and masks[n] is None for n in self._deltas)
+            or not all(isinstance(states[n], RecurrentState) and masks[n] is None for n in self._recurrent)
         ):
             return None
         windows = tuple(
@@ -348,7 +357,7 @@ class DecodeGraphs:
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)
-            kind = AttentionKind([*groups].index(state.group.number), attention.split, window or 0)
+            kind = AttentionKind([*groups].index(state.group.number), attention.splits, window or 0)
             known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
             layers[number] = _AttentionContext(storage, attention, rope, *known)
         kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
@@ -366,7 +375,7 @@ class DecodeGraphs:
             if not all(context.layers[number].storage.reads(rows[-1]) for number in numbers):
                 return None
         angles = [each.of_batch(mixed) for each in context.angles]
-        spans = delta_spans(mixed).spans if self._deltas else None
+        spans = recurrent_spans(mixed).spans if self._recurrent else None
         loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
         if self._parts.takes_layer_inputs:
             assert self.layer_inputs is not None
@@ -374,7 +383,7 @@ class DecodeGraphs:
         return _GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, self.loras.version)
 
     def _recurrent_arrays(self, states: Sequence[Any]) -> list[list[mx.array]]:
-        return [part.states_of(states[number]) for number, part in self._deltas.items()]
+        return [part.states_of(states[number]) for number, part in self._recurrent.items()]
 
     def _replay(self, x: mx.array, states: Sequence[Any], step: _GraphStep) -> mx.array:
         key, context = step.key, step.context
@@ -384,8 +393,8 @@ class DecodeGraphs:
         after = before[0] if len(before) == 1 else mx.concatenate(before)
         for group, addresses in self._addresses_for(key):
             after = addresses.store(self._stage.run, context.storages(group), after)
-        recurrent = [states[number] for number in self._deltas]
-        arrays_of = [part.states_of for part in self._deltas.values()]
+        recurrent = [states[number] for number in self._recurrent]
+        arrays_of = [part.states_of for part in self._recurrent.values()]
         after = self._states.store(self._stage.run, recurrent, arrays_of, after)
         y, done = replay([mx.contiguous(x), *step.inputs], after)
         for storage in storages:
@@ -474,12 +483,12 @@ class DecodeGraphs:
             tables.append(capture.give((table,), mx.int32))
             rows.append(capture.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32))
         inputs: dict[int, MixerInputs] = {}
-        if self._deltas:
-            spans = DeltaSpans.of([(0, 0, 0, 0)] * key.rows[0].rows)
+        if self._recurrent:
+            spans = RecurrentSpans.of([(0, key.rows[0].most, 0, 0)] * key.rows[0].rows)
             spans = replace(spans, spans=capture.give(spans.spans.shape, mx.int32))
             inputs |= {
-                number: DeltaInputs(spans, buffer)
-                for number, buffer in zip(self._deltas, self._states.buffers, strict=True)
+                number: RecurrentInputs(spans, buffer)
+                for number, buffer in zip(self._recurrent, self._states.buffers, strict=True)
             }
         for number, layer in context.layers.items():
             kind, bound = context.kinds[layer.kind], key.rows[layer.kind]

@@ -11,13 +11,13 @@ from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import ReplayStage
 from ingot.kernels.decode_graph.kernels import store_addresses
-from ingot.kernels.gated_delta.kernels import DeltaSpans, locate_states
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import LoraMatrices
 from ingot.kernels.paged_attention.inputs import KernelRows, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages
+from ingot.kernels.recurrent.kernels import RecurrentSpans, locate_states
 from ingot.models.layers.gpu_linear import JoinedLinear
 from ingot.models.lora.layers import LoraMapping
 
@@ -41,15 +41,15 @@ class GraphAttentionInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaInputs:
-    """What a gated delta layer of a graph reads and writes besides hidden states."""
+class RecurrentInputs:
+    """What a recurrent layer of a graph reads and writes besides hidden states."""
 
-    spans: DeltaSpans
+    spans: RecurrentSpans
     addresses: mx.array
     """A buffer with the addresses of its tails and states."""
 
 
-MixerInputs = GraphAttentionInputs | DeltaInputs
+MixerInputs = GraphAttentionInputs | RecurrentInputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +110,7 @@ class StateAddresses:
         for number, (state, find) in enumerate(zip(states, arrays_of, strict=True)):
             arrays = find(state)
             if self._versions[number] != state.version:
-                after = store_addresses(run, locate_states(run, *arrays), self.buffers[number], after)
+                after = store_addresses(run, locate_states(run, arrays), self.buffers[number], after)
                 self._versions[number] = state.version
         return after
 

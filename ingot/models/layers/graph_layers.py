@@ -17,7 +17,6 @@ from ingot.cache.attention_state import AppendState
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture
 from ingot.kernels.decode_graph.kernels import (
-    GatedNorm,
     JointNorm,
     ResidualNorm,
     RmsNormWeights,
@@ -26,18 +25,18 @@ from ingot.kernels.decode_graph.kernels import (
     gate_input,
     gate_states,
 )
-from ingot.kernels.gated_delta.kernels import DeltaKernels
 from ingot.kernels.lora import add_lora_products
+from ingot.kernels.recurrent.kernels import RecurrentKernels
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
 from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear, join_linears
-from ingot.models.layers.graph_inputs import DeltaInputs, GraphAttentionInputs, StepInputs, lora_matrices_of
+from ingot.models.layers.graph_inputs import GraphAttentionInputs, RecurrentInputs, StepInputs, lora_matrices_of
 from ingot.models.layers.layer_program import LayerInputBlock, LayerProgram, decoder_layers_of, layer_program_of
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.modules import own_class
 from ingot.models.layers.norms import is_rms_norm, norm_factor
-from ingot.models.layers.recurrent import KernelGatedDelta
+from ingot.models.layers.recurrent import KernelRecurrence
 from ingot.models.layers.rope import KernelRope
 
 
@@ -109,18 +108,16 @@ class AttentionPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaPart:
-    """A gated delta net and the projections around it."""
+class RecurrentPart:
+    """A recurrent mixer: a gated delta net, Mamba 2's or a short convolution."""
 
-    kernels: DeltaKernels
-    norm: GatedNorm
+    kernels: RecurrentKernels
     joint: JoinedLinear
     out: JoinedLinear
 
     @classmethod
-    def of(cls, module: KernelGatedDelta) -> DeltaPart:
-        norm = GatedNorm(RmsNormWeights(module.norm.weight, float(module.norm.eps)))
-        return cls(module._kernels, norm, _covered_product(module.joined_in), _covered_product(module.joined_out))
+    def of(cls, module: KernelRecurrence) -> RecurrentPart:
+        return cls(module._kernels, _covered_product(module.joined_in), _covered_product(module.joined_out))
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -128,18 +125,14 @@ class DeltaPart:
 
     def states_of(self, state: RecurrentState) -> list[mx.array]:
         """A layer's tails and states, which are written in place."""
-        return state.in_place(self.kernels.shape.tail, self.kernels.shape.state)
+        return state.in_place(*self.kernels.state_shapes)
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
         own, loras = inputs.mixer, inputs.loras
-        assert isinstance(own, DeltaInputs)
-        joint, kernels = multiply_with_lora(capture, self.joint, states, loras), self.kernels.by(capture)
-        gates, strengths, decays = kernels.shape.columns
-        convolved = kernels.convolve(joint, own.spans, own.addresses)
-        read, _ = kernels.advance(convolved, joint, joint, own.spans, own.addresses, (decays, strengths))
-        gated = self.norm(capture, read, joint, gates)
-        flat = capture.shaped(gated, (states.shape[0], gated.size // states.shape[0]))
-        return multiply_with_lora(capture, self.out, flat, loras)
+        assert isinstance(own, RecurrentInputs)
+        joint = multiply_with_lora(capture, self.joint, states, loras)
+        mixed, _ = self.kernels.by(capture).mix(joint, own.spans, [own.addresses])
+        return multiply_with_lora(capture, self.out, mixed, loras)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,9 +207,9 @@ class GraphLayer:
         return None if shared is None or shared.argument is None else shared
 
     @property
-    def mixer(self) -> AttentionPart | DeltaPart | None:
+    def mixer(self) -> AttentionPart | RecurrentPart | None:
         """The part that has a state, if there is one."""
-        return next((part for part in self.parts if isinstance(part, AttentionPart | DeltaPart)), None)
+        return next((part for part in self.parts if isinstance(part, AttentionPart | RecurrentPart)), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,8 +281,8 @@ def _part_of(module: Any, number: int) -> GraphPart:
         return LayerInputPart.of(module, number)
     if isinstance(module, JoinedMLP):
         return MlpPart.of(module)
-    if isinstance(module, KernelGatedDelta):
-        return DeltaPart.of(module)
+    if isinstance(module, KernelRecurrence):
+        return RecurrentPart.of(module)
     if isinstance(module, MixedAttention):
         return AttentionPart.of(module)
     raise UncoveredPartError(own_class(module).__name__)

@@ -81,7 +81,7 @@ def _number(array: mx.array) -> float:
 def decoder_of(model: Any) -> Any:
     """The module that has the model's decoder layers; None where they are elsewhere."""
     text = model.get("language_model", model)
-    inner = text.get("model") if isinstance(text, nn.Module) else None
+    inner = text.get("model", text.get("backbone")) if isinstance(text, nn.Module) else None
     return inner if isinstance(inner, nn.Module) and isinstance(inner.get("layers"), list) else None
 
 

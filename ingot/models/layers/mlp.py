@@ -1,8 +1,8 @@
 """MLPs in fewer operations, and mixtures of experts (MoE).
 
 Gated MLPs: on CPUs the gated activation is one native operation, or the fewest that MLX has for it; on GPUs the gate
-and up projections are one matrix product. Experts on CPUs: mlx-lm sorts the tokens by expert where there are many; here
-the kernels do that, and the tokens stay in their order.
+and up projections are one matrix product. Experts: mlx-lm sorts the tokens by expert where there are many; here the
+kernels do that, and the tokens stay in their order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.kernels.cpu import native
-from ingot.kernels.decode_graph.kernels import Gate
+from ingot.kernels.decode_graph.kernels import UNGATED, Gate
+from ingot.kernels.packed_matmul.experts import Curve, ExpertWeights, GroupedExperts
+from ingot.kernels.packed_matmul.kernels import PackedFormat
+from ingot.kernels.packed_matmul.selfcheck import CheckedExperts
 from ingot.models.families.description import MlpSpec
 from ingot.models.families.registry import mlp_spec_of
-from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
-from ingot.models.layers.modules import adopt_module, extend, swap_each, temporarily_extended
+from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, join_linears
+from ingot.models.layers.modules import adopt_module, extend, named_parameters, swap_each, temporarily_extended
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, SwitchLinear
 
 
@@ -35,6 +38,7 @@ class GatedMLP(nn.Module):
         spec = self._spec
         if x.dtype != mx.float32:
             return super().__call__(x)
+        assert spec.gate is not None
         gate = self[spec.gate](x)
         up = None if spec.up is None else self[spec.up](x)
         return self[spec.down](
@@ -55,7 +59,7 @@ def swap_gated_mlps(model: nn.Module, spec_of: Callable[[nn.Module], MlpSpec | N
 
     def gated_mlp(module: nn.Module) -> nn.Module | None:
         spec = spec_of(module)
-        if spec is None or not (has_native or spec.act == "silu"):
+        if spec is None or spec.gate is None or not (has_native or spec.act == "silu"):
             return None
         replacement: Any = extend(module, GatedMLP, "Gated")
         replacement._spec, replacement._native = spec, has_native
@@ -67,8 +71,8 @@ def swap_gated_mlps(model: nn.Module, spec_of: Callable[[nn.Module], MlpSpec | N
 class JoinedMLP(nn.Module):
     """Computes what the MLP that it extends computes, with its gate and up projections as one product."""
 
-    _activation: Callable[[mx.array, mx.array], mx.array]
-    joined_gate_up: JoinedLinear
+    _activation: Callable[..., mx.array]
+    joined_gate_up: JoinedLinear  # or the up projection, where nothing is gated
     joined_down: JoinedLinear
 
     @property
@@ -77,8 +81,9 @@ class JoinedMLP(nn.Module):
 
     def __call__(self, x: mx.array) -> Any:
         rows = x.reshape(-1, x.shape[-1]) if self.joined_gate_up.needs_rows or self.joined_down.needs_rows else x
-        gate, up = mx.split(self.joined_gate_up(rows), 2, axis=-1)
-        y = self.joined_down(self._activation(gate, up))
+        inner = self.joined_gate_up(rows)
+        parts = [inner] if self.gate in UNGATED else mx.split(inner, 2, axis=-1)
+        y = self.joined_down(self._activation(*parts))
         return y if rows is x else y.reshape(*x.shape[:-1], -1)
 
 
@@ -97,10 +102,17 @@ def _gelu_tanh(gate: mx.array, up: mx.array) -> mx.array:
     return nn.gelu_approx(gate) * up
 
 
-_ACTIVATIONS: dict[Gate, Callable[[mx.array, mx.array], mx.array]] = {
+@partial(mx.compile, shapeless=True)
+def _relu2(x: mx.array) -> mx.array:
+    squared: mx.array = nn.relu2(x)
+    return squared
+
+
+_ACTIVATIONS: dict[Gate, Callable[..., mx.array]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu2": _relu2,
 }
 
 
@@ -115,7 +127,7 @@ def _joined_mlp(module: nn.Module) -> nn.Module | None:
     spec = mlp_spec_of(module)
     if spec is None:
         return None
-    names = (spec.gate,) if spec.up is None else (spec.gate, spec.up)
+    names = [name for name in (spec.gate, spec.up) if name is not None]
     gate_up = join_linears(*(module[name] for name in names), names=names)
     down = join_linears(module[spec.down], names=[spec.down])
     if gate_up is None or down is None:
@@ -196,6 +208,69 @@ def _fused_experts(module: Any) -> Any:
     fused: GatedExperts = adopt_module(module, GatedExperts)
     fused._gate_curve = gate_curve(module.activation)
     return fused
+
+
+class GroupedSwitchGLU(SwitchGLU):
+    """Experts of many tokens on GPUs: the tokens of each expert are one product."""
+
+    _grouped: GroupedExperts
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        if indices.size <= FEW_ROWS or x.dtype != self._grouped.dtype:
+            own: mx.array = super().__call__(x, indices)
+            return own
+        chosen = indices.reshape(-1, indices.shape[-1]).view(mx.int32)
+        y = self._grouped(x.reshape(-1, x.shape[-1]), chosen)
+        return y.reshape(*indices.shape, -1)
+
+
+_EXPERT_CURVES: dict[str, Curve] = {
+    "switch_layers.SwiGLU": "silu",
+    "muse_spark.PreciseSwiGLU": "silu",
+    "gemma4_text.GeGLU": "gelu_tanh",
+}
+
+
+def swap_switch_mlps(model: nn.Module, kernels: CheckedExperts) -> int:
+    """Swap the MLPs of quantised experts that our kernels multiply faster for many tokens; returns how many were."""
+    dtypes = [array.dtype for _, array in named_parameters(model)]
+    main = next((dtype for dtype in dtypes if mx.issubdtype(dtype, mx.floating)), mx.float32)
+    return swap_each(model, lambda module: _grouped_experts(module, kernels, main))
+
+
+def _grouped_experts(module: Any, kernels: CheckedExperts, main: mx.Dtype) -> nn.Module | None:
+    """`main` is the activations' dtype where weights do not say it."""
+    if type(module) is not SwitchGLU or not all(
+        isinstance(module[name], QuantizedSwitchLinear) for name in EXPERT_PROJECTIONS
+    ):
+        return None
+    gate, up, down = (_expert_weights(module[name]) for name in EXPERT_PROJECTIONS)
+    dtype = main if gate.biases is None else gate.scales.dtype
+
+    def plainly(gate: mx.array, up: mx.array) -> mx.array:
+        y: mx.array = module.activation(up, gate)
+        return y
+
+    activation = _expert_curve(module.activation) or plainly
+    grouped = kernels.of((gate, up, down), dtype, activation, plainly)
+    if grouped is None:
+        return None
+    replacement: GroupedSwitchGLU = adopt_module(module, GroupedSwitchGLU)
+    replacement._grouped = grouped
+    return replacement
+
+
+def _expert_weights(linear: QuantizedSwitchLinear) -> ExpertWeights:
+    packing = PackedFormat(linear.bits, linear.group_size, linear.mode)
+    return ExpertWeights(packing, linear.weight, linear.scales, linear.biases, linear.get("bias"))
+
+
+def _expert_curve(activation: Any) -> Curve | None:
+    """None for activations that the kernels do not know."""
+    kind = type(activation)
+    if kind is SwigluOAI:
+        return "swiglu_oai" if (activation._alpha, activation._limit) == (1.702, 7.0) else None
+    return _EXPERT_CURVES.get(f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
 
 
 class _FirstExpert:

@@ -3,15 +3,15 @@ forward pass.
 
 A step of theirs is dozens of small operations, each of which costs more to dispatch than to compute, and a prompt takes
 as many steps as it has tokens. The modules here read and write the recurrent states in place, in mixed batches and
-padded ones alike. CPUs use the native kernels; GPUs have kernels for gated delta nets. Without them, and for caches
-that are not ours, a layer's own code runs.
+padded ones alike, by native kernels on CPUs and by those of GPUs. Without them, and for caches that are not ours, a
+layer's own code runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,11 +19,14 @@ import mlx.nn as nn
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, TokenSpan
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.cpu import native
-from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpans
-from ingot.kernels.gated_delta.selfcheck import CheckedDelta
+from ingot.kernels.recurrent.gated_delta import DeltaShape
+from ingot.kernels.recurrent.kernels import RecurrentKernels, RecurrentSpans
+from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.selfcheck import CheckedRecurrences, MixerShape
+from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.models.families.description import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from ingot.models.families.registry import recurrence_spec_of
-from ingot.models.layers.gpu_linear import JoinedLinear, can_join_linears, join_linears
+from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
 from ingot.models.layers.modules import extend, native_weights_of, swap_each
 from ingot.models.lora.layers import LoraMapping
 
@@ -191,81 +194,115 @@ def _conv_tail_shape(convolution: Any) -> tuple[int, int]:
     return taps - 1, channels
 
 
-DELTA_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+class KernelRecurrence(_StatefulMixer):
+    """Computes what the recurrent mixer that it extends computes, by kernels of a GPU."""
 
-
-class KernelGatedDelta(_StatefulMixer):
-    """Computes what the gated delta net that it extends computes, by kernels of a GPU."""
-
-    _kernels: DeltaKernels
-    joined_in: JoinedLinear | None  # the projections of `DELTA_PROJECTIONS`, in this order
+    _kernels: RecurrentKernels
+    _inputs: tuple[str, ...]  # the projections whose outputs, side by side, the kernels take
+    joined_in: JoinedLinear | None  # these as one, where they are alike
     joined_out: JoinedLinear | None
 
     def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
         flat = x.reshape(-1, x.shape[-1])
-        read, z = self._advance_jointly(flat, state) if self.joined_in is not None else self._advance(flat, state)
-        gated: mx.array = self.norm(read, z.reshape(read.shape))
+        states = state.in_place(*self._kernels.state_shapes)
+        mixed, after = self._kernels.mix(self._project(flat), recurrent_spans(state.opened), states)
+        if after:
+            state.put_rows(after)
         project = self.out_proj if self.joined_out is None else self.joined_out
-        projected: mx.array = project(gated.reshape(flat.shape[0], -1))
+        projected: mx.array = project(mixed)
         return projected.reshape(x.shape)
 
-    def _advance_jointly(self, x: mx.array, state: RecurrentState) -> tuple[mx.array, mx.array]:
-        """What all tokens read of their sequences' states, which are advanced; and their gates."""
-        assert self.joined_in is not None
-        shape, joint = self._kernels.shape, self.joined_in(x)
-        gates, strengths, decays = shape.columns
-        spans, (tails, states) = delta_spans(state.opened), state.in_place(shape.tail, shape.state)
-        convolved = self._kernels.convolve(joint, spans, tails)
-        read, _ = self._kernels.advance(convolved, joint, joint, spans, states, (decays, strengths))
-        return read, joint[:, gates:strengths]
-
-    def _advance(self, x: mx.array, state: RecurrentState) -> tuple[mx.array, mx.array]:
-        """The same of separate projections."""
-        shape = self._kernels.shape
-        channels, z, strengths, decays = (
-            mx.contiguous(part.reshape(x.shape[0], -1)) for part in self._project(x[None])
-        )
-        spans, (tails, states) = delta_spans(state.opened), state.in_place(shape.tail, shape.state)
-        convolved = self._kernels.convolve(channels, spans, tails)
-        return self._kernels.advance(convolved, decays, strengths, spans, states)[0], z
-
-    def _project(self, x: mx.array) -> tuple[mx.array, ...]:
-        """Queries, keys and values; gates of the output; strengths; decays."""
-        if DELTA_PROJECTIONS[0] in self:
-            return tuple(self[name](x) for name in DELTA_PROJECTIONS)
-        q, k, v, z, b, a = self.fix_query_key_value_ordering(self.in_proj_qkvz(x), self.in_proj_ba(x))
-        return mx.concatenate([part.reshape(*x.shape[:2], -1) for part in (q, k, v)], axis=-1), z, b, a
+    def _project(self, x: mx.array) -> mx.array:
+        if self.joined_in is not None:
+            return self.joined_in(x)
+        return mx.concatenate([self[name](x) for name in self._inputs], axis=-1)
 
 
-def delta_spans(opened: ForwardBatch | MixedBatch) -> DeltaSpans:
+def recurrent_spans(opened: ForwardBatch | MixedBatch) -> RecurrentSpans:
     """The rows of a forward pass, the same for all layers."""
-    if "delta" not in opened.memo:
-        opened.memo["delta"] = DeltaSpans.of(opened.pieces)
-    spans: DeltaSpans = opened.memo["delta"]
+    if RECURRENT_SPANS not in opened.memo:
+        opened.memo[RECURRENT_SPANS] = RecurrentSpans.of(opened.pieces)
+    spans: RecurrentSpans = opened.memo[RECURRENT_SPANS]
     return spans
 
 
-def kernel_gated_delta(module: Any, kernels: CheckedDelta) -> KernelGatedDelta | None:
+RECURRENT_SPANS = "recurrent spans"
+
+
+class _KernelInputs(NamedTuple):
+    """How kernels compute a mixer."""
+
+    shape: MixerShape
+    projections: tuple[str, ...]
+    weights: dict[str, mx.array | None]
+    options: dict[str, Any]
+
+
+def kernel_recurrence(module: Any, kernels: CheckedRecurrences) -> KernelRecurrence | None:
     """The same by a GPU's kernels; None for other modules, and where the kernels are not correct for it."""
-    spec = recurrence_spec_of(module)
-    if not isinstance(spec, GatedDeltaSpec):
-        return None
-    conv = module.conv1d.weight
-    projections = [] if spec.joint else [module[name] for name in DELTA_PROJECTIONS]
-    found = kernels.of(
-        DeltaShape(module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim, conv.shape[1]),
-        conv.dtype,
-        filter=conv,
-        a_log=module.A_log,
-        dt_bias=module.dt_bias,
-        joint=can_join_linears(*projections),
-    )
+    found = _kernel_inputs(module)
     if found is None:
         return None
-    replacement: KernelGatedDelta = extend(module, KernelGatedDelta, "Kernel")
-    replacement._kernels = found
-    replacement.joined_in = replacement.joined_out = None
-    if projections:
-        replacement.joined_in = join_linears(*projections, names=DELTA_PROJECTIONS)
-        replacement.joined_out = join_linears(module.out_proj, names=["out_proj"])
+    weights = {name: weight for name, weight in found.weights.items() if weight is not None}
+    made = kernels.of(found.shape, weights["filter"].dtype, weights, **found.options)
+    if made is None:
+        return None
+    replacement: KernelRecurrence = extend(module, KernelRecurrence, "Kernel")
+    replacement._kernels, replacement._inputs = made, found.projections
+    projections = [module[name] for name in found.projections]
+    replacement.joined_in = join_linears(*projections, names=found.projections)
+    replacement.joined_out = join_linears(module.out_proj, names=["out_proj"])
     return replacement
+
+
+def _kernel_inputs(mixer: Any) -> _KernelInputs | None:
+    match recurrence_spec_of(mixer):
+        case GatedDeltaSpec(joint):
+            return _delta_inputs(mixer, interleaved=joint)
+        case Mamba2Spec() as spec:
+            return _mamba2_inputs(mixer, spec)
+        case ShortConvSpec():
+            (channels, taps), bias = mixer.conv.weight.shape[:2], mixer.conv.get("bias")
+            weights = {"filter": mixer.conv.weight, "filter_bias": bias}
+            return _KernelInputs(ShortConvShape(channels, taps, bias is not None), ("in_proj",), weights, {})
+        case None:
+            return None
+
+
+def _delta_inputs(mixer: Any, *, interleaved: bool) -> _KernelInputs:
+    sizes = mixer.num_k_heads, mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim
+    shape = DeltaShape(*sizes, mixer.conv1d.weight.shape[1], interleaved)
+    split = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    weights = {
+        "filter": mixer.conv1d.weight,
+        "a_log": mixer.A_log,
+        "dt_bias": mixer.dt_bias,
+        "norm": mixer.norm.weight,
+    }
+    projections = ("in_proj_qkvz", "in_proj_ba") if interleaved else split
+    return _KernelInputs(shape, projections, weights, {"eps": float(mixer.norm.eps)})
+
+
+def _mamba2_inputs(mixer: Any, spec: Mamba2Spec) -> _KernelInputs:
+    norm, bias = _mamba2_norm(mixer, spec), mixer.conv1d.get("bias")
+    shape = Mamba2Shape(
+        mixer.num_heads,
+        mixer.n_groups,
+        mixer.head_dim,
+        mixer.ssm_state_size,
+        mixer.conv1d.weight.shape[1],
+        norm.get("norm_size", 0),
+        norm.get("norm_first", False),
+        bias is not None,
+    )
+    weights = {
+        "filter": mixer.conv1d.weight,
+        "filter_bias": bias,
+        "a_log": mixer.A_log,
+        "dt_bias": mixer.dt_bias,
+        "skip": mixer.D,
+        "norm": norm["norm"],
+    }
+    least, most = mixer.time_step_limit
+    options = {"dt_limit": (float(least), float(most)), "eps": float(norm.get("eps", 0.0))}
+    return _KernelInputs(shape, ("in_proj",), weights, options)

@@ -2,7 +2,7 @@
 
 *Mixers* are the modules that let a token see others of its sequence, and so take a cache. Only they must understand
 mixed batches; everything else in a model treats tokens one by one. Attention of known classes computes a mixed batch as
-a whole, and so do gated delta nets where a GPU has kernels for them. Any other mixer runs its own code once for each
+a whole, and so do recurrent mixers that a GPU has kernels for. Any other mixer runs its own code once for each
 part of a mixed batch.
 """
 
@@ -32,10 +32,17 @@ from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
 from ingot.models.layers.graph_layers import join_layer_inputs
-from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
+from ingot.models.layers.mlp import (
+    GatedMLP,
+    GroupedSwitchGLU,
+    JoinedMLP,
+    join_gated_mlps,
+    swap_gated_mlps,
+    swap_switch_mlps,
+)
 from ingot.models.layers.modules import extend, own_class, restored_module
 from ingot.models.layers.norms import swap_norms
-from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, kernel_gated_delta, swap_recurrences
+from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
 from ingot.models.lora.layers import LoraMapping
 
@@ -131,7 +138,7 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
         attention = mixed_attention_of(module, ropes, ragged, kernels, kernel_ropes)
         if attention is not None:
             return attention
-        recurrence = None if kernels is None else kernel_gated_delta(module, kernels.delta)
+        recurrence = None if kernels is None else kernel_recurrence(module, kernels.recurrent)
         return extend(module, SplitMixer, "Split") if recurrence is None else recurrence
 
     model.update_modules(tree_unflatten([(path, replacement_for(module)) for path, module in found]))
@@ -161,8 +168,8 @@ def is_tiled(model: nn.Module) -> bool:
 
 
 STAND_INS = (
-    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP),
-    *(JoinedMLP, LayerInputsDecoder),
+    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelRecurrence, GatedMLP),
+    *(JoinedMLP, GroupedSwitchGLU, LayerInputsDecoder),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
 
@@ -202,6 +209,7 @@ def swap_modules(
         join_layer_inputs(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
+            swap_switch_mlps(model, kernels.experts)
             swap_dense_layers(model, kernels.dense)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from ingot.kernels.decode_graph.kernels import (
-    GatedNorm,
     JointNorm,
     ResidualNorm,
     RmsNormWeights,
@@ -24,7 +24,6 @@ from ingot.kernels.decode_graph.kernels import (
 from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
 from ingot.kernels.dense_matmul.kernels import DenseProduct
 from ingot.kernels.device import Device
-from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaShape, DeltaSpans
 from ingot.kernels.gpu import launcher
 from ingot.kernels.gpu.kernel_source import (
     TYPES,
@@ -43,6 +42,11 @@ from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_copie
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel, RopeShape
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
+from ingot.kernels.recurrent.gated_delta import DeltaShape
+from ingot.kernels.recurrent.kernels import RecurrentSpans
+from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.selfcheck import KERNELS, MixerShape, random_weights
+from ingot.kernels.recurrent.short_conv import ShortConvShape
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.paged_attention.memory import START, VECTORS
 
@@ -92,16 +96,23 @@ def paged(dtype: mx.Dtype, tuning: AttentionTuning, size: int, count: int = 8) -
     return {kind.kernel.name: kind for kind in run.kinds}
 
 
-def delta(dtype: mx.Dtype) -> dict[str, KernelKind]:
-    run, shape = LaunchRehearsal(), DeltaShape(2, 4, 128, 128, 4)
-    weights = {"filter": mx.zeros((shape.channels, 4, 1)), "a_log": mx.zeros(4), "dt_bias": mx.zeros(4)}
-    kernels, spans = DeltaKernels(run, shape, dtype, **weights), DeltaSpans.of([(0, 1, 0, 0)])
-    convolved = kernels.convolve(mx.zeros((1, shape.channels), dtype), spans, mx.zeros((1, *shape.tail)))
-    kernels.advance(convolved, mx.zeros((1, 4), dtype), mx.zeros((1, 4), dtype), spans, mx.zeros((1, *shape.state)))
-    found = {kind.kernel.name: kind for kind in run.kinds}
-    addresses, joint = mx.zeros(8, mx.int32), mx.zeros((1, shape.columns[2] + 4), dtype)
-    kernels.advance(kernels.convolve(joint, spans, addresses), joint, joint, spans, addresses, shape.columns[:2])
-    return found | {f"{kind.kernel.name} by address": kind for kind in run.kinds if "addresses" in kind.kernel.inputs}
+RECURRENT: dict[str, MixerShape] = {
+    "qwen": DeltaShape(16, 32, 128, 128, 4),
+    "qwen-next": DeltaShape(16, 32, 128, 128, 4, interleaved=True),
+    "nemotron": Mamba2Shape(128, 8, 80, 128, 4, 1280, biased=True),
+    "granite": Mamba2Shape(48, 1, 64, 128, 4, 3072, biased=True),
+    "falcon": Mamba2Shape(24, 1, 64, 256, 4, biased=True),
+    "lfm": ShortConvShape(2048, 3),
+}
+
+
+def recurrent(shape: MixerShape, dtype: mx.Dtype) -> list[KernelKind]:
+    run, joint = LaunchRehearsal(), mx.zeros((1, shape.width), dtype)
+    kernels = KERNELS[type(shape)](run, shape, dtype, random_weights(shape, np.random.default_rng(0)))
+    spans = RecurrentSpans.of([(0, 1, 0, 0)])
+    for states in ([mx.zeros((1, *sizes)) for sizes in shape.states], [mx.zeros(8, mx.int32)]):
+        kernels.mix(joint, spans, states)
+    return [*run.kinds]
 
 
 def packed(dtype: mx.Dtype, packing: PackedFormat, outputs: int, rows: int) -> dict[str, KernelKind]:
@@ -156,10 +167,11 @@ def test_matrix_units_take_halves() -> None:
 
 
 @only_cuda
-@pytest.mark.parametrize("name", ["convolve", "advance", "convolve by address", "advance by address"])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
-def test_the_gated_delta_rule_compiles_and_keeps_its_states_in_registers(dtype: mx.Dtype, name: str) -> None:
-    assert " 0 bytes spill stores" in assembled(delta(dtype)[name])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_mixers_compile_and_keep_their_states_in_registers(name: str, dtype: mx.Dtype) -> None:
+    for kind in recurrent(RECURRENT[name], dtype):
+        assert " 0 bytes spill stores" in assembled(kind), kind.kernel.name
 
 
 @only_cuda
@@ -204,11 +216,8 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     norm = RmsNormWeights(mx.zeros(4096, dtype), 1e-6)
     for residual in (ResidualNorm(norm), ResidualNorm(norm, norm, clipped=True), ResidualNorm(None, multiplier=0.2)):
         residual(run, states, states)
-    for gate in ("silu", "gelu_tanh", "gelu"):
+    for gate in ("silu", "gelu_tanh", "gelu", "relu2"):
         gate_states(run, states, gate)
-    GatedNorm(RmsNormWeights(mx.zeros(128, dtype), 1e-6))(
-        run, states.reshape(2, 32, 128), mx.zeros((2, 9000), dtype), 9
-    )
     JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from operator import is_
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import Kernel, KernelText, LaunchConfig, OutputSpec
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_copies, token_slots
-from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, KVSplits
 from tests.kernels.paged_attention.memory import START, VECTORS, Memory, Variant, check, emulated
 
 pytestmark = emulated
@@ -56,7 +57,7 @@ def test_caps_sinks_and_windows_together(kind: str, page: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "tuning", [AttentionTuning(256, 8, 4, 8), AttentionTuning(1024, 1, 2, 4), AttentionTuning(512, 2, 8, 8)], ids=repr
+    "tuning", [AttentionTuning(64, 8, 4, 8), AttentionTuning(256, 1, 2, 4), AttentionTuning(128, 2, 8, 8)], ids=repr
 )
 def test_the_result_is_the_same_however_the_work_is_cut(tuning: AttentionTuning) -> None:
     variant = Variant(AttentionShape(5, 1, 64, 64), mx.float32, tuning=tuning)
@@ -65,7 +66,7 @@ def test_the_result_is_the_same_however_the_work_is_cut(tuning: AttentionTuning)
 
 
 def test_more_splits_than_threads_that_merge_them() -> None:
-    variant = Variant(AttentionShape(1, 1, 16, 16), mx.float32, tuning=AttentionTuning(64, 1, 1, 4))
+    variant = Variant(AttentionShape(1, 1, 16, 16), mx.float32, tuning=AttentionTuning(16, 1, 1, 4))
     memory = Memory(variant, [64 * 130 + 5, 64 * 128])
     check(memory, variant.attention(Emulator(3)).attend(memory.queries, memory.rows(), memory.slabs, START))
 
@@ -111,9 +112,29 @@ def test_sixteen_queries_beside_one_with_caps_and_sinks(kind: str, size: int) ->
 
 def test_groups_before_a_window_are_not_launched() -> None:
     rows = KernelRows.of([range(2000)], [100_000])
-    assert rows.splits(512, 0) == 256, "room for 196"
-    assert rows.splits(512, 128) == 1
-    assert rows.splits(512, 1024) == 4
+    assert rows.splits(KVSplits(512, False), 0) == 256, "room for 196"
+    assert rows.splits(KVSplits(512, False), 128) == 1
+    assert rows.splits(KVSplits(512, False), 1024) == 4
+    assert rows.splits(KVSplits(128, True), 0) == 256, "room for 206"
+
+
+@given(st.sampled_from([64, 128]), st.booleans(), st.integers(0, 40_000))
+def test_kv_splits_lie_one_behind_another_and_are_of_three_sizes(size: int, grow: bool, place: int) -> None:
+    splits = KVSplits(size, grow)
+    number = splits.number_at(place)
+    begin = next(at for at in range(place, -1, -1) if at == 0 or splits.number_at(at - 1) < number)
+    assert splits.number_at(begin) == number and place - begin < splits.most
+    assert begin % size == 0 and (begin == 0 or splits.number_at(begin - 1) == number - 1)
+    wanted = 1 if not grow or number < 8 else 2 if number < 16 else 4
+    assert splits.number_at(begin + wanted * size - 1) == number
+    assert splits.number_at(begin + wanted * size) == number + 1
+
+
+@pytest.mark.parametrize("tuning", [VECTORS, TUNINGS["cuda"], TUNINGS["metal"]], ids=str)
+def test_rows_that_reach_into_larger_splits(tuning: AttentionTuning) -> None:
+    variant = Variant(AttentionShape(2, 1, 64, 64), mx.bfloat16, None, False, None, replace(tuning, split=64))
+    memory = Memory(variant, [511, 513, 1540, 2000], counts=[1, 3, 2, 1])
+    check(memory, variant.attention().attend(memory.queries, memory.rows(), memory.slabs, START))
 
 
 class Launched(Emulator):
@@ -210,7 +231,7 @@ def test_rows_of_one_split_need_no_merging_and_have_the_same_bits_without(
     tuning: AttentionTuning, kernel: str, sinks: bool
 ) -> None:
     variant, launched = Variant(AttentionShape(6, 2, 64, 80), mx.bfloat16, None, sinks, None, tuning), Launched()
-    memory = Memory(variant, [3, 130, 512, 513], counts=[1, 3, 2, 1])
+    memory = Memory(variant, [3, 90, 128, 129], counts=[1, 3, 2, 1])
     attention = variant.attention(launched)
     together = attention.attend(memory.queries, memory.rows(), memory.slabs, START)
     short = KernelRows.of(memory.tables[:3], memory.lengths[:3], counts=memory.counts[:3])

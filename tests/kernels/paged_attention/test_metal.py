@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ingot.kernels.gated_delta import kernels as delta
 from ingot.kernels.gpu.kernel_source import Kernel, kernel_text
 from ingot.kernels.paged_attention.inputs import paged_kernel
+from ingot.kernels.recurrent import kernels as recurrent
 
 STUB = Path(__file__).with_name("metal_stub.h")
 COMPILER = shutil.which("clang++") or shutil.which("g++")
-NUMBERS = dict.fromkeys(("numbers", "angles", "norms", "partial", "filter", "tails", "states", "kept"), "float")
-INTEGERS = ("rows", "table", "after", "slots", "copies", "done", "spans")
+NUMBERS = dict.fromkeys(
+    ("numbers", "angles", "norms", "partial", "filter", "tails", "states", "kept", "states_after", "eps"), "float"
+)
+INTEGERS = ("rows", "table", "after", "slots", "copies", "done", "spans", "columns")
 ATTRIBUTES = {"simdgroup_index_in_threadgroup": "uint", "thread_index_in_simdgroup": "uint"}
 ATTRIBUTES |= {"threadgroup_position_in_grid": "uint3", "threadgroups_per_grid": "uint3"}
 SIZES = "KEY_SIZE=64,VALUE_SIZE=80,KV_HEADS=2,PAGE=64"
@@ -25,17 +27,20 @@ TEMPLATES = {
     "turn_latent": "KEY_SIZE=64,VALUE_SIZE=16,KV_HEADS=1,PAGE=64,HEADS=3,UNROTATED=32,WARPS=4,Q_ROW=144,KV_ROW=80,KV_AT=0,DIMS=16,"
     "NEIGHBOURS=1",
     "copy": f"{SIZES},THREADS=128",
-    "attend": f"{SIZES},GROUP=3,SPLIT=512,WINDOW=9,CAPPED=1,SINKS=1,PART=3,UNROLL=4,RUN=8,WARPS=4,LATENT=1",
-    "merge": f"{SIZES},GROUP=3,SPLIT=512,WINDOW=9,SINKS=1,THREADS=128",
-    "convolve": "CHANNELS=144,TAPS=4,THREADS=128,X_ROW=150",
+    "attend": f"{SIZES},GROUP=3,SPLIT=128,GROW=0,WINDOW=9,CAPPED=1,SINKS=1,PART=3,UNROLL=4,RUN=8,WARPS=4,LATENT=1",
+    "merge": f"{SIZES},GROUP=3,SPLIT=128,GROW=0,WINDOW=9,SINKS=1,THREADS=128",
+    "convolve": "CHANNELS=144,TAPS=4,THREADS=128,SILU=1,GATED=0,BIASED=1,X_ROW=150",
     "advance": "KEY_SIZE=32,VALUE_SIZE=16,KEY_HEADS=1,VALUE_HEADS=5,THREADS=256,"
-    "DECAY_ROW=10,DECAY_AT=5,STRENGTH_ROW=10,STRENGTH_AT=0",
+    "ROW=10,DECAY_AT=5,STRENGTH_AT=0,FACTOR_STEP=1",
+    "scan": "HEADS=4,SIZE=12,KEYS=2,STATE=32,WARPS=2,ROW=300,STEP_AT=9",
+    "gate": "SIZE=96,NORM=48,ROW=300,GATE_AT=3,GATE_SPAN=96,GATE_STEP=96,NORMED=1,NORM_FIRST=1,WEIGHTS=48,WARPS=4,"
+    "TOGETHER=2",
 }
 
 
 def _kernel(name: str) -> Kernel:
-    if name in delta.INPUTS:
-        return delta.delta_kernel(name)
+    if name in recurrent.INPUTS:
+        return recurrent.recurrent_kernel(name, returned=name in recurrent.STATES)
     return paged_kernel(name, 0 if name == "merge" else 2)
 
 

@@ -71,7 +71,11 @@ def test_a_querys_bits_depend_on_its_row_alone() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [AttentionShape(4, 2, 512, 512), AttentionShape(20, 1, 512, 64, latent=True), AttentionShape(3, 1, 48, 16, latent=True)],
+    [
+        AttentionShape(4, 2, 512, 512),
+        AttentionShape(20, 1, 512, 64, latent=True),
+        AttentionShape(3, 1, 48, 16, latent=True),
+    ],
     ids=str,
 )
 def test_large_heads_and_latents(shape: AttentionShape) -> None:

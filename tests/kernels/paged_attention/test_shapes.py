@@ -11,7 +11,7 @@ from bench.paged import WAYS
 from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, KVSplits
 from tests.kernels.paged_attention.memory import START
 
 SHARED = 48 * 1024
@@ -48,7 +48,8 @@ def test_pieces_of_any_heads_fit_in_shared_memory(
     tuning: AttentionTuning, key_size: int, value_size: int, group: int, count: int
 ) -> None:
     cut = dict(_launched(AttentionShape(group, 1, key_size, value_size), tuning, count).template)
-    keys, slots, part, split = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "SPLIT"))  # type: ignore[call-overload]
+    keys, slots, part, first = (int(cut[name]) for name in ("KEYS", "SLOTS", "PART", "SPLIT"))  # type: ignore[call-overload]
+    split = 4 * first if cut["GROW"] else first
     line = 16 * (max(key_size, value_size) // 8 | 1)
     weights, of_warps, factors, units = part * 16 * (keys // 8 | 1), 16 * part, 4 * part, split // 64 * 16
     assert keys * line * slots + weights + of_warps + factors + units <= SHARED
@@ -66,9 +67,17 @@ def test_all_queries_of_a_head_of_keys_share_what_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "split"), [(128, mx.bfloat16, 512), (256, mx.bfloat16, 1024), (256, mx.float32, 512)]
+    ("size", "window", "splits"),
+    [
+        (128, None, KVSplits(128, True)),
+        (256, None, KVSplits(128, True)),
+        (512, None, KVSplits(64, True)),
+        (128, 5, KVSplits(128, False)),
+        (128, 1024, KVSplits(128, False)),
+        (128, 3000, KVSplits(256, False)),
+        (128, 32768, KVSplits(512, False)),
+    ],
 )
-def test_groups_of_threads_look_at_more_places_of_large_heads(size: int, dtype: mx.Dtype, split: int) -> None:
-    attention = PagedAttention(Noted(), TUNINGS["cuda"], AttentionShape(16, 2, size, size), dtype, scale=1.0)
-    assert attention.split == split
-    assert PagedAttention(Noted(), TUNINGS["metal"], AttentionShape(16, 2, size, size), dtype, scale=1.0).split == 512
+def test_kv_splits_grow_unless_there_is_a_window(size: int, window: int | None, splits: KVSplits) -> None:
+    shape = AttentionShape(16, 2, size, size)
+    assert PagedAttention(Noted(), TUNINGS["cuda"], shape, mx.bfloat16, scale=1.0, window=window).splits == splits

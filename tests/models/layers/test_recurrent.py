@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
 from ingot.cache.forward_batch import ForwardPart
 from ingot.kernels.cpu import native
-from ingot.kernels.device import current_device
+from ingot.kernels.device import Device, current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.layers import swapping
 from ingot.models.layers.modules import named_parameters
-from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, swap_recurrences
+from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, swap_recurrences
 from ingot.models.probe import logits_gap
 from tests import engines, tiny
 from tests.launches import computed, computed_last, decoded
@@ -145,7 +146,7 @@ def test_where_states_take_too_much_what_was_right_is_computed_again() -> None:
     assert rows.rewind(row, len(PROMPTS[1]) + 2) == len(PROMPTS[1])
 
 
-only_gated_delta = pytest.mark.skipif(
+only_kernels = pytest.mark.skipif(
     not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated"
 )
 
@@ -168,21 +169,43 @@ def logits(adapter: ModelAdapter) -> mx.array:
     return mx.concatenate(found)
 
 
-@only_gated_delta
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_what_they_compute_is_what_the_models_own_code_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = adapt_model(family_configs.build(name), family_configs.config(name), engines.GPU)
-    assert any(isinstance(module, KernelGatedDelta) for _, module in ours.model.named_modules())
-    assert not any("token by token" in note for note in ours.notes)
-    monkeypatch.setattr(swapping, "kernel_gated_delta", lambda module, kernels: None)
-    theirs = adapt_model(family_configs.build(name), family_configs.config(name), engines.GPU)
-    assert not any(isinstance(module, KernelGatedDelta) for _, module in theirs.model.named_modules())
-    assert ours.mixed and theirs.mixed
-    assert logits_gap(logits(ours), logits(theirs)) < 1e-4
+@only_kernels
+@pytest.mark.parametrize("rules", ["cuda", "metal"])
+@pytest.mark.parametrize("name", [*FAMILIES, "granitemoehybrid-dense"])
+def test_what_kernels_compute_is_what_the_models_own_code_computes(
+    name: str, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(rules, "a CPU that follows a GPU's rules", 1 << 34)  # type: ignore[arg-type]
+    with engines.acting_as(rules):
+        ours = adapt_model(family_configs.build(name), family_configs.config(name), device)
+        assert any(isinstance(module, KernelRecurrence) for _, module in ours.model.named_modules())
+        assert not any("recurrent layers by mlx-lm" in note for note in ours.notes)
+        found = logits(ours)
+        monkeypatch.setattr(swapping, "kernel_recurrence", lambda module, kernels: None)
+        theirs = adapt_model(family_configs.build(name), family_configs.config(name), device)
+        assert not any(isinstance(module, KernelRecurrence) for _, module in theirs.model.named_modules())
+        assert ours.mixed and theirs.mixed
+        assert logits_gap(found, logits(theirs)) < 1e-4
 
 
-@only_gated_delta
+@only_kernels
+def test_projections_that_are_not_alike_are_not_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> ModelAdapter:
+        model = family_configs.build("qwen3_5")
+        mixer = next(module for _, module in model.named_modules() if "in_proj_z" in module)
+        mixer.in_proj_z = nn.QuantizedLinear.from_linear(mixer.in_proj_z, group_size=32, bits=8)
+        return adapt_model(model, family_configs.config("qwen3_5"), engines.GPU)
+
+    ours = made()
+    mixers = [module for _, module in ours.model.named_modules() if isinstance(module, KernelRecurrence)]
+    assert [mixer.joined_in is None for mixer in mixers] == [True, False]
+    found = logits(ours)
+    monkeypatch.setattr(swapping, "kernel_recurrence", lambda module, kernels: None)
+    assert logits_gap(found, logits(made())) < 1e-4
+
+
+@only_kernels
 def test_heads_too_small_for_the_kernels_run_their_own_code_and_the_adapter_says_so() -> None:
     plain = adapt_model(tiny.build("hybrid"), tiny.CONFIGS["hybrid"], engines.GPU)
-    assert not any(isinstance(module, KernelGatedDelta) for _, module in plain.model.named_modules())
-    assert any("gated delta token by token, slower: keys of" in note for note in plain.notes)
+    assert not any(isinstance(module, KernelRecurrence) for _, module in plain.model.named_modules())
+    assert any("recurrent layers by mlx-lm's own modules, slower: keys of" in note for note in plain.notes)

@@ -13,7 +13,7 @@ constexpr int TURNS_K = (Q_SIZE + 255) / 256, TURNS_V = (OUT_SIZE + 255) / 256; 
 constexpr int WARP_KEYS = 32 / LINE_LANES_K * UNROLL;    // keys that a warp looks at, at once
 constexpr int WARP_VALUES = 32 / LINE_LANES_V * RUN;
 constexpr int HEADS = KV_HEADS * GROUP;
-constexpr int SHARED_SIZE = SPLIT > WARPS / 2 * OUT_SIZE ? SPLIT : WARPS / 2 * OUT_SIZE;
+constexpr int SHARED_SIZE = MOST_SPLIT > WARPS / 2 * OUT_SIZE ? MOST_SPLIT : WARPS / 2 * OUT_SIZE;
 SHARED_FLOATS(weights, PART * SHARED_SIZE);
 SHARED_FLOATS(totals, PART * 2);
 
@@ -29,10 +29,10 @@ const int splits = int(threadgroups_per_grid.x) / chunks;
 
 // Places are counted from the split's begin, from here on.
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int number = int(threadgroup_position_in_grid.x) / chunks;
-const int begin = (least / SPLIT + number) * SPLIT;
+const int number = int(threadgroup_position_in_grid.x) / chunks, split = SPLIT_AT(least) + number;
+const int begin = SPLIT_BEGIN(split), end = SPLIT_BEGIN(split + 1);
 const int from = least > begin ? least - begin : 0;
-const int to = length - begin < SPLIT ? length - begin : SPLIT;
+const int to = (length < end ? length : end) - begin;
 if (from >= to || chunk * PART >= count * GROUP) {
   return;
 }
@@ -114,7 +114,7 @@ if (from >= to || chunk * PART >= count * GROUP) {
         const int limit = length - count + 1 + (chunk * PART + m) / GROUP - begin;
         const bool seen = at_key < limit && at_key >= from && (WINDOW == 0 || at_key >= limit - WINDOW);
         const float score = CAPPED ? numbers[1] * tangent(scores[i]) : scores[i];
-        weights[m * SPLIT + at_key] = seen ? score : nothing();
+        weights[m * MOST_SPLIT + at_key] = seen ? score : nothing();
       }
     }
   }
@@ -143,7 +143,7 @@ group_barrier();
 
 // Weights: a warp takes whole queries.
 for (int m = warp; m < PART; m += WARPS) {
-  SHARED float* scores = weights + m * SPLIT;
+  SHARED float* scores = weights + m * MOST_SPLIT;
   float largest = nothing();
   for (int key = from / 32 * 32 + lane; key < to; key += 32) {
     largest = key >= from ? larger(largest, scores[key]) : largest;
@@ -199,7 +199,7 @@ for (int key = skipped + mine, done = 0; key < to;) {
         for (int m = 0; m < PART; ++m) {
           LOCAL float* own = sums + (turn * PART + m) * 8;
           float weight[4];
-          read_four(weights + m * SPLIT + key + u, weight);
+          read_four(weights + m * MOST_SPLIT + key + u, weight);
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
             own[i % 8] = multiply_add(weight[i / 8], v[i], own[i % 8]);

@@ -10,11 +10,11 @@
 // queries see all that is coded. With HALVES of 1 there are no more than eight of them.
 int coded_units = 0;
 #pragma unroll
-for (int unit = 0; unit < SPLIT / UNIT; ++unit) {
+for (int unit = 0; unit < MOST_SPLIT / UNIT; ++unit) {
   coded_units += unit * UNIT < to && found[unit * 2 + 1] == nullptr;
 }
 if (coded_units > 0) {
-  static_assert(PART == 16 && WINDOW == 0 && SPLIT / UNIT <= 2 * WARPS, "a warp has one tile, and two pages at most");
+  static_assert(PART == 16 && WINDOW == 0 && MOST_SPLIT / UNIT <= 2 * WARPS, "a warp has one tile, and two pages at most");
   constexpr int KEY_BYTES = KEY_SIZE * KEY_BITS / 8, VALUE_BYTES = VALUE_SIZE * VALUE_BITS / 8;  // of a vector's codes
   constexpr int KEY_READ = KEY_BYTES % 64 == 0 ? 16 : KEY_BYTES % 32 == 0 ? 8 : 4;  // by a lane at once; four lanes read neighbours
   constexpr int VALUE_READ = VALUE_GROUPS == 0 ? VALUE_BYTES / 8 : 4;               // eight lanes do

@@ -48,9 +48,9 @@ const int before = length - count + 1;
 const int last = first + PART < queries_of_row ? first + PART - 1 : queries_of_row - 1;
 const int of_first = SPLIT > 0 ? before : before + first / GROUP;
 const int least = WINDOW > 0 && of_first > WINDOW ? of_first - WINDOW : 0;
-const int begin = SPLIT > 0 ? (least / (SPLIT + !SPLIT) + number) * SPLIT : 0;
+const int split = SPLIT_AT(least) + number, begin = SPLIT_BEGIN(split), end = SPLIT_BEGIN(split + 1);
 const int from = least > begin ? least - begin : 0;
-const int to = SPLIT == 0 ? before + last / GROUP : length - begin < SPLIT ? length - begin : SPLIT;
+const int to = SPLIT == 0 ? before + last / GROUP : (length < end ? length : end) - begin;
 if (from >= to) {
   return;
 }

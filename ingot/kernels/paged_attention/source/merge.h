@@ -16,7 +16,7 @@ if (query >= count) {
   return;
 }
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int splits = (length + SPLIT - 1) / SPLIT - least / SPLIT;
+const int splits = length > 0 ? SPLIT_AT(length - 1) + 1 - SPLIT_AT(least) : 0;
 const DEVICE float* found = partial + ((size_t)token * HEADS + head) * partial_shape[2] * LINE;
 
 float largest = SINKS ? numbers[2 + head] : nothing();

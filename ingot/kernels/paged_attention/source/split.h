@@ -23,7 +23,7 @@ SHARED_FLOATS(ring, SLOTS * SLOT);
 SHARED_FLOATS(weights, PART * WEIGHT_LINE);
 SHARED_FLOATS(of_warps, WARPS * PART);  // largest scores, and in the end sums of weights
 SHARED_FLOATS(factors, PART);           // of the sums until now, and in the end largest scores
-SHARED_FLOATS(units, SPLIT / UNIT * 4);
+SHARED_FLOATS(units, MOST_SPLIT / UNIT * 4);
 const DEVICE T** found = (const DEVICE T**)units;  // keys and values of each unit
 
 const int lane = int(thread_index_in_simdgroup);
@@ -39,17 +39,17 @@ const int splits = int(threadgroups_per_grid.x) / chunks;
 
 // Places are counted from the split's begin, from here on.
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int number = int(threadgroup_position_in_grid.x) / chunks;
-const int begin = (least / SPLIT + number) * SPLIT;
+const int number = int(threadgroup_position_in_grid.x) / chunks, split = SPLIT_AT(least) + number;
+const int begin = SPLIT_BEGIN(split), end = SPLIT_BEGIN(split + 1);
 int from = least > begin ? least - begin : 0;  // what is not looked at yet
-const int to = length - begin < SPLIT ? length - begin : SPLIT;
+const int to = (length < end ? length : end) - begin;
 if (from >= to || first >= count * GROUP) {
   return;
 }
 const int first_limit = length - count + 1 - begin;  // what a query sees lies before its limit
 const float scale = numbers[0], cap = numbers[1];
 
-for (int unit = thread_number; unit < SPLIT / UNIT; unit += THREADS) {
+for (int unit = thread_number; unit < (end - begin) / UNIT; unit += THREADS) {
   if ((unit + 1) * UNIT > from && unit * UNIT < to) {
     const int place = begin + unit * UNIT, page = table[first_entry + place / PAGE - first_page];
     const DEVICE T* start;

@@ -1,11 +1,11 @@
 // One threadgroup: some columns of one value head's state of one row. A few lanes hold a column's numbers in registers while
 // all tokens of the row pass, one after another, so that a token's bits do not depend on how a prompt is cut, nor on others.
 //
-// convolved [tokens, 2 * KEY_HEADS * KEY_SIZE + VALUE_HEADS * VALUE_SIZE], decays [tokens, DECAY_ROW], of which VALUE_HEADS are read from
-// DECAY_AT on, strengths likewise, numbers
+// convolved [tokens, 2 * KEY_HEADS * KEY_SIZE + VALUE_HEADS * VALUE_SIZE], joint [tokens, ROW], where a value head's decay is in column
+// DECAY_AT + (its key head) * FACTOR_STEP + (its number among those of that), and its strength likewise, numbers
 // [2 * VALUE_HEADS + 1] (log2 of decay, bias, eps), spans [rows, 5], states [slots, VALUE_HEADS, VALUE_SIZE, KEY_SIZE], or addresses
 // of which theirs is the second ->
-// y [tokens, VALUE_HEADS, VALUE_SIZE], kept [..., VALUE_HEADS, VALUE_SIZE, KEY_SIZE]: the states after each token of the
+// y [tokens, VALUE_HEADS * VALUE_SIZE], kept [..., VALUE_HEADS, VALUE_SIZE, KEY_SIZE]: the states after each token of the
 // rows whose fifth number is where in there.
 constexpr int LANES = KEY_SIZE % 32 == 0 ? 8 : 4;
 constexpr int COLUMNS = THREADS / LANES;
@@ -26,11 +26,10 @@ const bool fresh = spans[row * 5 + 3] != 0;
 if (count <= 0) {
   return;
 }
-#ifdef BY_ADDRESS
-DEVICE float* states = ((DEVICE float* const*)addresses)[1];
-IN_DEVICE_MEMORY(states)
-#endif
-const int key_head = head / (VALUE_HEADS / KEY_HEADS);
+FIND_STATES(states, 1)
+constexpr int IN_GROUP = VALUE_HEADS / KEY_HEADS;
+const int key_head = head / IN_GROUP;
+const int factor = key_head * FACTOR_STEP + head % IN_GROUP;
 const int begin_column = int(threadgroup_position_in_grid.x) * COLUMNS;
 const int own = (warp * 32 + lane) / LANES;  // column of this group
 const int part = lane % LANES;
@@ -84,9 +83,9 @@ for (int begin = 0; begin < count; begin += CHUNK) {
       values[t * COLUMNS + column] = begin_column + column < VALUE_SIZE ? float(convolved[at]) : 0.0f;
     }
     if (lane == 0) {
-      const float slowness = softplus(float(decays[token * DECAY_ROW + DECAY_AT + head]) + numbers[VALUE_HEADS + head]);
+      const float slowness = softplus(float(joint[token * ROW + DECAY_AT + factor]) + numbers[VALUE_HEADS + head]);
       gates[t * 2] = power_of_two(numbers[head] * slowness);
-      gates[t * 2 + 1] = sigmoid(float(strengths[token * STRENGTH_ROW + STRENGTH_AT + head]));
+      gates[t * 2 + 1] = sigmoid(float(joint[token * ROW + STRENGTH_AT + factor]));
     }
   }
   group_barrier();
@@ -133,6 +132,6 @@ for (int begin = 0; begin < count; begin += CHUNK) {
 if (held) {
 #pragma unroll
   for (int j = 0; j < FOURS; ++j) {
-    store_four((DEVICE float4*)(states + slot * ALL + line) + j * LANES + part, state + j * 4);
+    store_four((DEVICE float4*)(STATES_AFTER(states, row, slot, ALL) + line) + j * LANES + part, state + j * 4);
   }
 }

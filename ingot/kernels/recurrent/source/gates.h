@@ -9,3 +9,10 @@ INLINE void store_four(DEVICE float4* to, const LOCAL float* from) {
   four.x = from[0]; four.y = from[1]; four.z = from[2]; four.w = from[3];
   *to = four;
 }
+INLINE void store_shared(const LOCAL float* from, SHARED float* to) {
+  float4 four;
+  four.x = from[0]; four.y = from[1]; four.z = from[2]; four.w = from[3];
+  ((SHARED float4*)to)[0] = four;
+  four.x = from[4]; four.y = from[5]; four.z = from[6]; four.w = from[7];
+  ((SHARED float4*)to)[1] = four;
+}

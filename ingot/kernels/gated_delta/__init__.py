@@ -1,1 +1,0 @@
-"""The gated delta rule for GPUs: states in registers, whatever number of tokens passes over them."""

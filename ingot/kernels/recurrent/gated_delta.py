@@ -1,0 +1,155 @@
+"""The gated delta rule behind a convolution, for rows of any number of tokens each: one kernel source for GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ingot.kernels.gpu.kernel_source import KernelTemplate, OutputSpec
+from ingot.kernels.gpu.launcher import Launcher
+from ingot.kernels.recurrent.kernels import (
+    SIZES,
+    Convolution,
+    GateColumns,
+    GatedNorm,
+    RecurrentKernels,
+    RecurrentSpans,
+    parts_of,
+)
+
+_ADVANCE = 256
+"""Threads of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """What a layer looks like. Its states are [slots, taps - 1, channels] and [slots, value heads, value, key size]."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    interleaved: bool = False
+    """Queries, keys, values and gates of a key head lie together, and behind all of them strengths and decays of each
+    key head; else all queries, keys, values, gates, strengths and decays do."""
+
+    @property
+    def in_group(self) -> int:
+        """Value heads of a key head."""
+        return self.value_heads // self.key_heads
+
+    @property
+    def inner(self) -> int:
+        return self.value_heads * self.value_size
+
+    @property
+    def convolution(self) -> Convolution:
+        """Of queries, keys and values, head by head."""
+        return Convolution(2 * self.key_heads * self.key_size + self.inner, self.taps)
+
+    @property
+    def states(self) -> tuple[tuple[int, ...], ...]:
+        return self.convolution.tail, (self.value_heads, self.value_size, self.key_size)
+
+    @property
+    def width(self) -> int:
+        return self.factors + 2 * self.value_heads
+
+    @property
+    def factors(self) -> int:
+        """Where strengths and decays begin in the joint projection, behind the channels and their gates."""
+        return self.convolution.channels + self.inner
+
+    @property
+    def factor_columns(self) -> tuple[int, int, int]:
+        """Where decays and strengths begin, and columns from one key head's to the next."""
+        if self.interleaved:
+            return self.factors + self.in_group, self.factors, 2 * self.in_group
+        return self.factors + self.value_heads, self.factors, self.in_group
+
+    @property
+    def columns(self) -> mx.array:
+        """From which column of the joint projection each channel enters."""
+        if not self.interleaved:
+            return mx.arange(self.convolution.channels)
+        values = self.in_group * self.value_size
+        heads = mx.arange(self.key_heads)[:, None] * (2 * self.key_size + 2 * values)
+        queries = heads + mx.arange(self.key_size)
+        parts = (queries, queries + self.key_size, heads + 2 * self.key_size + mx.arange(values))
+        return mx.concatenate([part.reshape(-1) for part in parts])
+
+    @property
+    def norm(self) -> GatedNorm:
+        if not self.interleaved:
+            return GatedNorm(self.value_size, True, GateColumns(self.convolution.channels, self.inner, self.inner))
+        span = self.in_group * self.value_size
+        return GatedNorm(self.value_size, True, GateColumns(2 * self.key_size + span, span, 2 * (self.key_size + span)))
+
+    def unsupported(self) -> str | None:
+        """Why there is no kernel for it; None where there is one."""
+        if self.key_size not in SIZES:
+            return f"keys of {self.key_size}: they may be {', '.join(map(str, SIZES))}"
+        if self.value_heads % self.key_heads:
+            return f"{self.value_heads} value heads over {self.key_heads} key heads"
+        return self.convolution.unsupported()
+
+
+class DeltaKernels(RecurrentKernels):
+    def __init__(
+        self,
+        run: Launcher,
+        shape: DeltaShape,
+        dtype: mx.Dtype,
+        weights: Mapping[str, mx.array],
+        *,
+        eps: float = 1e-6,
+        in_place: bool = True,
+    ) -> None:
+        """See `RecurrentKernels`; `weights` also has `a_log` and `dt_bias` of each value head, and the weight of the
+        `norm`, to whose squares `eps` is added."""
+        super().__init__(run, shape, dtype, weights, shape.columns, in_place=in_place)
+        self.shape = shape
+        decay = -mx.exp(weights["a_log"].astype(mx.float32)) * math.log2(math.e)
+        unit_eps = mx.array([_UNIT_EPS])
+        self._numbers = mx.concatenate([decay, weights["dt_bias"].astype(mx.float32), unit_eps])
+        self._weight, self._eps = weights["norm"].astype(dtype), mx.full(8, eps)
+        mx.eval(self._numbers, self._weight, self._eps)
+
+    def mix(
+        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array]
+    ) -> tuple[mx.array, list[mx.array]]:
+        tails, states_of_heads = parts_of(states)
+        convolved, after = self.convolve(joint, spans, tails)
+        read, _, after_states = self.advance(convolved, joint, spans, states_of_heads)
+        return self.gate(read, joint), [*after, *after_states]
+
+    def advance(
+        self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array
+    ) -> tuple[mx.array, mx.array, list[mx.array]]:
+        """What each token reads, [tokens, value heads * value size], of states that pass over all of its row's tokens
+        up to it; the states after each token of the rows that keep them; and the rows' states, as `mix` gives them."""
+        shape, tokens = self.shape, convolved.shape[0]
+        lanes = 8 if shape.key_size % 32 == 0 else 4
+        groups = (-(-shape.value_size // (_ADVANCE // lanes)), shape.value_heads, spans.rows)
+        decays, strengths, step = shape.factor_columns
+        template: KernelTemplate = (
+            *(("T", self._dtype), ("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size)),
+            *(("KEY_HEADS", shape.key_heads), ("VALUE_HEADS", shape.value_heads), ("THREADS", _ADVANCE)),
+            *(("ROW", joint.shape[1]), ("DECAY_AT", decays), ("STRENGTH_AT", strengths), ("FACTOR_STEP", step)),
+        )
+        kept = (spans.kept, *shape.states[1]) if spans.kept else (1,)
+        outputs = [OutputSpec((tokens, shape.inner), self._dtype), OutputSpec(kept, mx.float32)]
+        inputs = [convolved, joint, self._numbers, spans.spans]
+        (y, earlier), after = self._over_states("advance", inputs, states, template, groups, _ADVANCE, outputs, spans)
+        return y, earlier, after
+
+    def gate(self, read: mx.array, joint: mx.array) -> mx.array:
+        return self._gate(self.shape.norm, read, joint, self._weight, self._eps)
+
+
+_UNIT_EPS = 1e-6
+"""Added to the squares of queries and of keys."""
