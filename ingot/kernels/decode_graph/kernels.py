@@ -20,6 +20,7 @@ _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
     "gate_heads": (("attended", "projected"), ("gated",)),
+    "gate_input": (("gate", "inputs"), ("gated",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
     "norm_gated": (("read", "gates", "weight", "eps"), ("gated",)),
     "shift": (("product", "bias"), ("shifted",)),
@@ -39,9 +40,9 @@ def decode_kernel(name: str) -> Kernel:
 
 
 @cache
-def post_kernel(floats: int, words: int) -> Kernel:
-    """For so many inputs of 32-bit floats, and of integers, besides hidden states."""
-    typed = [("T", "states")]
+def post_kernel(states: int, floats: int, words: int) -> Kernel:
+    """For so many inputs in the format of hidden states, of 32-bit floats, and of integers."""
+    typed = [("T", f"states_{number}") for number in range(states)]
     typed += [("float", f"angles_{number}") for number in range(floats)]
     typed += [("int", f"words_{number}") for number in range(words)]
     copies = [f"COPY({kind}, {name}, {name}_shape[0], {number})" for number, (kind, name) in enumerate(typed)]
@@ -127,6 +128,14 @@ def gate_heads(run: Launcher, attended: mx.array, projected: mx.array) -> mx.arr
     return run(decode_kernel("gate_heads"), [attended, projected], work)[0]
 
 
+def gate_input(run: Launcher, gate: mx.array, inputs: mx.array, begin: int) -> mx.array:
+    """GELU of gates [tokens, size], times as many numbers of each token's inputs, from `begin` on."""
+    tokens, size = gate.shape
+    template = (("T", gate.dtype), ("SIZE", size), ("ROW", inputs.shape[1]), ("BEGIN", begin), ("THREADS", _THREADS))
+    work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec(gate.shape, gate.dtype),))
+    return run(decode_kernel("gate_input"), [gate, inputs], work)[0]
+
+
 class JointNorm:
     """Norms of all queries of a token, and of all its keys, in a joint projection."""
 
@@ -182,13 +191,14 @@ def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
 
 
 def post_inputs(run: Launcher, given: list[mx.array], after: mx.array, memory: mx.array, spots: mx.array) -> mx.array:
-    """Copy hidden states, then floats, then integers, to a graph's memory."""
+    """Copy hidden states and what has their format, then floats, then integers, to a graph's memory."""
     count = max(array.size for array in given)
     groups = min(64, -(-count // (8 * _THREADS)))
     template = (("T", given[0].dtype), ("THREADS", _THREADS))
     inputs = [*(array.reshape(-1) for array in given), after, memory, spots]
-    floats = sum(array.dtype == mx.float32 for array in given[1:])
-    kernel = post_kernel(floats, len(given) - 1 - floats)
+    states = next((number for number, array in enumerate(given) if array.dtype != given[0].dtype), len(given))
+    floats = sum(array.dtype == mx.float32 for array in given[states:])
+    kernel = post_kernel(states, floats, len(given) - states - floats)
     return run(kernel, inputs, LaunchConfig(template, (groups, 1, 1), _THREADS, (_token_output(),)))[0]
 
 

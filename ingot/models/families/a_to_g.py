@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     LatentSpec,
+    LayerInputSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -220,6 +221,16 @@ FAMILIES = (
             )
         },
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
+        layers={
+            "DecoderLayer": two_blocks(
+                after_mixer="post_attention_layernorm",
+                before_mlp="pre_feedforward_layernorm",
+                after_mlp="post_feedforward_layernorm",
+                layer_input=LayerInputSpec(),
+                unless="enable_moe",
+                scale="layer_scalar",
+            )
+        },
     ),
     ModelFamily(
         "recurrent_gemma",

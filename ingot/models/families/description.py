@@ -158,10 +158,22 @@ class BlockSpec:
 
 
 @dataclass(frozen=True)
+class LayerInputSpec:
+    """An input that each layer gets besides hidden states, and its block, which comes last: `x + norm_after(
+    projection(gelu(gate(x)) * input))`. The names are Gemma 4's."""
+
+    gate: str = "per_layer_input_gate"  # None in layers without such a block
+    projection: str = "per_layer_projection"
+    norm_after: str = "post_per_layer_input_norm"
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """A decoder layer: its residual blocks, one after another."""
 
     blocks: tuple[BlockSpec, ...]
+    layer_input: LayerInputSpec | None = None
+    unless: str | None = None  # where this is true, a layer computes something else
     multiplier: str | None = None  # of what each block adds
     clipped: bool = False  # sums in float16 are kept finite
     scale: str | None = None  # what the layer's output is multiplied by

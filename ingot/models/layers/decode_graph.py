@@ -31,10 +31,9 @@ from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, Replay
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.device import Device
-from ingot.kernels.gated_delta.kernels import DeltaSpans, locate_states
+from ingot.kernels.gated_delta.kernels import DeltaSpans
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
-from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.paged_attention.inputs import (
     MOST_QUERIES,
     ROOM_SIZES,
@@ -46,21 +45,30 @@ from ingot.kernels.paged_attention.inputs import (
 )
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear
-from ingot.models.layers.graph_layers import (
-    AttentionPart,
+from ingot.models.layers.graph_inputs import (
     DeltaInputs,
-    DeltaPart,
     GraphAttentionInputs,
-    GraphLayers,
     LoraGraphs,
     MixerInputs,
+    SlabAddresses,
+    StateAddresses,
+    StepInputs,
+    coded_addresses_of,
+    slab_addresses_of,
+)
+from ingot.models.layers.graph_layers import (
+    AttentionPart,
+    DeltaPart,
+    GraphLayers,
     UncoveredPartError,
     graph_layers_of,
 )
-from ingot.models.layers.layer_program import decoder_layers_of
+from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
+from ingot.models.layers.modules import extend
 from ingot.models.layers.recurrent import delta_spans
 from ingot.models.layers.rope import RopeAngles
 
@@ -69,8 +77,6 @@ MOST_GRAPHS = 128
 """Graphs that are kept, for as many numbers of rows and lengths."""
 LEAST_TABLE = 1024
 """Pages that a graph's block table has room for."""
-LEAST_ADDRESSES = 256
-"""Numbers that a graph's slab addresses have room for, four a slab."""
 AHEAD_SPLITS = (1, 2, 4)
 """KV splits of the longest row for which graphs are captured ahead."""
 GRAPH_TRIALS = 2
@@ -79,6 +85,20 @@ MOST_APART = 0.05
 """The largest difference allowed, as a share of the largest number."""
 MOST_ROUNDING = 0.5
 """The same for deep models whose own numbers move by more than that when their input is off by its last bit."""
+
+
+class LayerCall(NamedTuple):
+    """What a layer was called with besides hidden states."""
+
+    mask: Any
+    cache: Any
+    given: Mapping[str, Any]
+    shared: str | None  # the argument with an earlier layer's state
+
+    @property
+    def state(self) -> Any:
+        """Its own KV state, or the earlier layer's whose KV it reads."""
+        return self.given.get(self.shared) if self.cache is None and self.shared is not None else self.cache
 
 
 class AttentionKind(NamedTuple):
@@ -131,6 +151,7 @@ class _GraphStep:
     rows: Sequence[KernelRows]  # of each group of pages
     slots: Sequence[mx.array]  # likewise
     angles: Sequence[mx.array]
+    layer_inputs: mx.array | None  # what each layer is given, where they are given something
     spans: mx.array | None  # of the rows of recurrent layers, if there are any
     token_loras: mx.array | None  # each token's adapter, where some have one
     lora_version: int
@@ -138,7 +159,7 @@ class _GraphStep:
     @property
     def inputs(self) -> list[mx.array]:
         """What its graph reads besides hidden states."""
-        data = [*self.angles]
+        data = [*self.angles] if self.layer_inputs is None else [self.layer_inputs, *self.angles]
         for slots, rows in zip(self.slots, self.rows, strict=True):
             data += [slots, rows.table, rows.rows]
         if self.spans is not None:
@@ -158,6 +179,7 @@ class _GraphStep:
             tuple(max(LEAST_TABLE, rows.table.size) for rows in self.rows),
             tuple((tokens, each.shape[1]) if each.ndim == 2 else each.shape for each in self.angles),
             tuple(rows.coded for rows in self.rows),
+            0 if self.layer_inputs is None else self.layer_inputs.shape[1],
             self.lora_version,
         )
 
@@ -170,59 +192,12 @@ class _GraphKey(NamedTuple):
     tables: tuple[int, ...]  # of each group of pages
     angles: tuple[tuple[int, ...], ...]
     coded: tuple[bool, ...]  # whether some pages of a group are in fewer bits
+    layer_inputs: int  # numbers that the layers of a token are given besides hidden states
     lora_version: int = 0  # of the adapters; 0: no token has one
 
     def resized(self, tokens: int, rows: tuple[RowBounds, ...]) -> _GraphKey:
         angles = tuple((tokens, *shape[1:]) if len(shape) == 2 else shape for shape in self.angles)
         return self._replace(tokens=tokens, rows=rows, angles=angles)
-
-
-class _SlabAddresses:
-    """The buffers in which graphs find the addresses of a group's slabs. Slabs come and go; then the buffers are
-    written anew."""
-
-    def __init__(self, addresses_of: Callable[[KernelStorage], mx.array]) -> None:
-        self._addresses_of, self._stored = addresses_of, mx.zeros(0)
-        self.buffers: list[mx.array] = []
-
-    def has_room(self, storages: Sequence[KernelStorage]) -> bool:
-        return bool(self.buffers) and self._addresses_of(storages[0]).size <= self.buffers[0].size
-
-    def make_room(self, storages: Sequence[KernelStorage]) -> None:
-        """Graphs that read the smaller buffers must not be replayed any more."""
-        size = max(LEAST_ADDRESSES, 1 << self._addresses_of(storages[0]).size.bit_length())
-        self.buffers = [mx.zeros(size, mx.int32) for _ in storages]
-        self._stored = mx.zeros(0)
-        mx.eval(self.buffers)
-
-    def store(self, run: Launcher, storages: Sequence[KernelStorage], after: mx.array) -> mx.array:
-        """A token for a replay: `after`, or a later one. Storages of one group change their slabs at the same time."""
-        addresses = self._addresses_of(storages[0])
-        if addresses is not self._stored:
-            for storage, buffer in zip(storages, self.buffers, strict=True):
-                after = store_addresses(run, self._addresses_of(storage), buffer, after)
-            self._stored = addresses
-        return after
-
-
-class _StateAddresses:
-    """The buffers in which graphs find the states of recurrent layers."""
-
-    def __init__(self, layers: int) -> None:
-        self.buffers = [mx.zeros(8, mx.int32) for _ in range(layers)]
-        self._versions: list[int | None] = [None] * layers
-        mx.eval(self.buffers)
-
-    def store(
-        self, run: Launcher, parts: Sequence[DeltaPart], states: Sequence[RecurrentState], after: mx.array
-    ) -> mx.array:
-        """A token for a replay: `after`, or a later one."""
-        for number, (part, state) in enumerate(zip(parts, states, strict=True)):
-            arrays = part.states_of(state)
-            if self._versions[number] != state.version:
-                after = store_addresses(run, locate_states(run, *arrays), self.buffers[number], after)
-                self._versions[number] = state.version
-        return after
 
 
 class DecodeGraphs:
@@ -236,12 +211,14 @@ class DecodeGraphs:
         """Tokens that a graph is captured for."""
         self.loras = LoraGraphs(parts.products, stage)
         self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
-        self._addresses: dict[tuple[int, bool], _SlabAddresses] = {}  # by group, and whether of coded pages
+        self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
         self._attention = [n for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, AttentionPart)]
         self._deltas = {n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, DeltaPart)}
-        self._states = _StateAddresses(len(self._deltas))
+        self._states = StateAddresses(len(self._deltas))
         self._context: _StepContext | None = None
-        self._opened: list[tuple[Any, Any]] = []  # the masks and states of the layers that were called
+        self._opened: list[LayerCall] = []  # of the layers that were called in the open pass
+        self.layer_inputs: mx.array | None = None
+        """What the layers of the open pass are given [1, tokens, layers, size], where they are given something."""
         self._trials = 0
         self.graph_count = 0
         """Graphs captured so far."""
@@ -256,39 +233,47 @@ class DecodeGraphs:
         """Why graphs are slower here than they could be; None where they are not."""
         return self._stage.slower
 
-    def call_layer(self, number: int, x: mx.array, mask: Any, state: Any) -> mx.array:
+    def follows(self, number: int) -> bool:
+        """Whether all layers before this one were called in the open pass."""
+        return number in (0, len(self._opened))
+
+    def call_layer(self, number: int, x: mx.array, call: LayerCall) -> mx.array:
         """What a layer returns: its input, but the last one what all of them make of the first one's input."""
         if number == 0:
             self._opened = []
-        self._opened.append((mask, state))
+        self._opened.append(call)
         if number < len(self.layers) - 1:
             return x
         opened, self._opened = self._opened, []
-        return self(x, [mask for mask, _ in opened], [state for _, state in opened])
+        return self(x, opened)
 
-    def __call__(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> mx.array:
-        step = None if self.refusal is not None else self._step(x, masks, states)
+    def __call__(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
+        states = [call.state for call in calls]
+        step = None if self.refusal is not None else self._step(x, [call.mask for call in calls], states)
         if step is None:
-            return self._run_layers(x, masks, states)
+            return self._run_layers(x, calls)
         if self._trials < GRAPH_TRIALS or step.lora_version not in (0, self.loras.compared_version):
-            return self._run_and_compare(x, masks, states, step)
+            return self._run_and_compare(x, calls, states, step)
         return self._replay(x, states, step)
 
-    def _run_layers(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> mx.array:
-        for layer, mask, state in zip(self.layers, masks, states, strict=True):
-            x = layer(x, mask, state)
+    def _run_layers(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
+        for layer, call in zip(self.layers, calls, strict=True):
+            y = layer(x, call.mask, call.cache, **call.given)
+            x = y[0] if isinstance(y, tuple) else y
         return x
 
-    def _run_and_compare(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any], step: _GraphStep) -> mx.array:
+    def _run_and_compare(
+        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: _GraphStep
+    ) -> mx.array:
         """The result of the layers' own modules. Before, the graph writes nearly the same KV to the same slots."""
         nudged = nudged_states(x, float(mx.finfo(x.dtype).eps))
-        moved = self._run_on_copies(states, lambda: self._run_layers(nudged, masks, states))
+        moved = self._run_on_copies(states, lambda: self._run_layers(nudged, calls))
         try:
             found = self._run_on_copies(states, lambda: self._replay(x, states, step))
         except (RuntimeError, ValueError) as error:
             self._refuse(" ".join(str(error).split())[:300], step)
-            return self._run_layers(x, masks, states)
-        y = self._run_layers(x, masks, states)
+            return self._run_layers(x, calls)
+        y = self._run_layers(x, calls)
         right = [[y], *zip(*self._recurrent_arrays(states), strict=True)]
         differences = [_difference(*each) for each in zip(right, found, moved, strict=True)]
         if (reason := next((reason for reason in differences if reason is not None), None)) is not None:
@@ -382,8 +367,11 @@ class DecodeGraphs:
                 return None
         angles = [each.of_batch(mixed) for each in context.angles]
         spans = delta_spans(mixed).spans if self._deltas else None
-        loras = self.loras.token_loras(mixed.tokens)
-        return _GraphStep(context, mixed.tokens, rows, slots, angles, spans, loras, self.loras.version)
+        loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
+        if self._parts.takes_layer_inputs:
+            assert self.layer_inputs is not None
+            layer_inputs = mx.contiguous(self.layer_inputs.reshape(mixed.tokens, -1).astype(context.dtype))
+        return _GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, self.loras.version)
 
     def _recurrent_arrays(self, states: Sequence[Any]) -> list[list[mx.array]]:
         return [part.states_of(states[number]) for number, part in self._deltas.items()]
@@ -397,7 +385,8 @@ class DecodeGraphs:
         for group, addresses in self._addresses_for(key):
             after = addresses.store(self._stage.run, context.storages(group), after)
         recurrent = [states[number] for number in self._deltas]
-        after = self._states.store(self._stage.run, [*self._deltas.values()], recurrent, after)
+        arrays_of = [part.states_of for part in self._deltas.values()]
+        after = self._states.store(self._stage.run, recurrent, arrays_of, after)
         y, done = replay([mx.contiguous(x), *step.inputs], after)
         for storage in storages:
             storage.go_on(done)
@@ -425,15 +414,15 @@ class DecodeGraphs:
         self._replays.move_to_end(replay_key)
         return self._replays[replay_key][0]
 
-    def _addresses_for(self, key: _GraphKey) -> Iterable[tuple[int, _SlabAddresses]]:
+    def _addresses_for(self, key: _GraphKey) -> Iterable[tuple[int, SlabAddresses]]:
         """The address buffers that a graph reads, with their groups."""
         for group, coded in enumerate(key.coded):
             for of_coded in (False, True)[: 1 + coded]:
                 yield group, self._addresses_of(group, of_coded=of_coded)
 
-    def _addresses_of(self, group: int, *, of_coded: bool) -> _SlabAddresses:
+    def _addresses_of(self, group: int, *, of_coded: bool) -> SlabAddresses:
         if (group, of_coded) not in self._addresses:
-            self._addresses[group, of_coded] = _SlabAddresses(_coded_addresses if of_coded else _addresses)
+            self._addresses[group, of_coded] = SlabAddresses(coded_addresses_of if of_coded else slab_addresses_of)
         return self._addresses[group, of_coded]
 
     def capture_ahead(self) -> None:
@@ -463,13 +452,14 @@ class DecodeGraphs:
     def _capture(self, context: _StepContext, key: _GraphKey) -> GraphCapture:
         capture, tokens, parts = GraphCapture(), key.tokens, self._parts
         states = capture.give((tokens, parts.size), context.dtype)
+        layers = None if not key.layer_inputs else capture.give((tokens, key.layer_inputs), context.dtype)
         inputs = self._give_inputs(capture, context, key)
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
         added, residuals = None, iter(parts.residuals)
         for number, layer in enumerate(parts.layers):
             for part in layer.parts:
                 states, normed = next(residuals)(capture, states, added)
-                added = part.capture(capture, normed, inputs.get(number), loras)
+                added = part.capture(capture, normed, StepInputs(inputs.get(number), loras, layers))
         capture.result, _ = next(residuals)(capture, states, added)
         return capture
 
@@ -526,14 +516,6 @@ def _distance(one: mx.array, other: mx.array) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def _addresses(storage: KernelStorage) -> mx.array:
-    return storage.addresses
-
-
-def _coded_addresses(storage: KernelStorage) -> mx.array:
-    return storage.coded_pages.addresses
-
-
 def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
     """The storage of a layer's KV, if the graph can address it."""
     size = part.head_size
@@ -548,25 +530,45 @@ class GraphedLayer(LayerStandIn):
 
     _stack: DecodeGraphs
     _number: int
+    _shared_kv: SharedKvSpec | None  # what it returns for later layers
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
-        if is_mlx_lm_cache(cache):
-            return self.by_itself(x, mask, cache)
-        return self._stack.call_layer(self._number, x, mask, cache)
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, **given: Any) -> Any:
+        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number):
+            return self.by_itself(x, mask, cache, **given)
+        shared = self._shared_kv
+        call = LayerCall(mask, cache, given, None if shared is None else shared.argument)
+        y = self._stack.call_layer(self._number, x, call)
+        return y if shared is None else (y, call.state, *map(given.get, shared.returned))
+
+
+class LayerInputsDecoder(nn.Module):
+    """Replaces a decoder, which it extends and whose layers are given something besides hidden states."""
+
+    _stack: DecodeGraphs
+
+    def _project_per_layer_inputs(self, *args: Any, **options: Any) -> mx.array:
+        made: mx.array = super()._project_per_layer_inputs(*args, **options)  # type: ignore[misc]
+        self._stack.layer_inputs = made
+        return made
 
 
 def capture_layers(model: Any, device: Device) -> DecodeGraphs | None:
     """Swap the layers of a model whose modules were swapped, if graphs cover all of them; returns what runs them."""
     layers = decoder_layers_of(model)
     try:
-        stack = DecodeGraphs(layers, graph_layers_of(model), replay_stage(device))
+        parts = graph_layers_of(model)
+        stack = DecodeGraphs(layers, parts, replay_stage(device))
     except UncoveredPartError:
         return None
     except (CudaError, RuntimeError) as error:
         log.warning("layers are not run as graphs, which is slower: %s", error)
         return None
     for number, layer in enumerate(replace_layers(model, dict.fromkeys(range(len(layers)), GraphedLayer))):
-        layer._stack, layer._number = stack, number
+        layer._stack, layer._number, layer._shared_kv = stack, number, parts.layers[number].shared_kv
+    if parts.takes_layer_inputs:
+        decoder = extend(decoder_of(model), LayerInputsDecoder, "Keeping")
+        decoder._stack = stack
+        model.get("language_model", model).update_modules({"model": decoder})
     return stack
 
 

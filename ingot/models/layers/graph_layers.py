@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
-from ingot.kernels.decode_graph.capture import GraphCapture, ReplayStage
+from ingot.kernels.decode_graph.capture import GraphCapture
 from ingot.kernels.decode_graph.kernels import (
     GatedNorm,
     JointNorm,
@@ -23,55 +22,26 @@ from ingot.kernels.decode_graph.kernels import (
     RmsNormWeights,
     add_bias,
     gate_heads,
+    gate_input,
     gate_states,
 )
-from ingot.kernels.gated_delta.kernels import DeltaKernels, DeltaSpans
-from ingot.kernels.lora import LoraMatrices, add_lora_products
-from ingot.kernels.paged_attention.inputs import KernelRows, padded_count
-from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import RopeKernel
-from ingot.kernels.paged_attention.shapes import CodedPages
+from ingot.kernels.gated_delta.kernels import DeltaKernels
+from ingot.kernels.lora import add_lora_products
+from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
-from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear
-from ingot.models.layers.layer_program import LayerProgram, decoder_layers_of, layer_program_of
+from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear, join_linears
+from ingot.models.layers.graph_inputs import DeltaInputs, GraphAttentionInputs, StepInputs, lora_matrices_of
+from ingot.models.layers.layer_program import LayerInputBlock, LayerProgram, decoder_layers_of, layer_program_of
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.modules import own_class
 from ingot.models.layers.norms import is_rms_norm, norm_factor
 from ingot.models.layers.recurrent import KernelGatedDelta
 from ingot.models.layers.rope import KernelRope
-from ingot.models.lora.layers import LoraMapping
 
 
 class UncoveredPartError(Exception):
     """Which part of a model's layers has no kernels that a graph could launch."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphAttentionInputs:
-    """What an attention layer of a graph reads and writes besides hidden states."""
-
-    attention: PagedAttention
-    rope: RopeKernel
-    storage: KernelStorage
-    rows: KernelRows
-    slots: mx.array
-    angles: mx.array
-    addresses: mx.array
-    """A buffer with the addresses of the storage's slabs."""
-    coded: CodedPages | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeltaInputs:
-    """What a gated delta layer of a graph reads and writes besides hidden states."""
-
-    spans: DeltaSpans
-    addresses: mx.array
-    """A buffer with the addresses of its tails and states."""
-
-
-MixerInputs = GraphAttentionInputs | DeltaInputs
 
 
 class GraphPart(Protocol):
@@ -81,10 +51,8 @@ class GraphPart(Protocol):
     def products(self) -> tuple[JoinedLinear, ...]:
         """Those that adapters may add to."""
 
-    def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
-    ) -> mx.array:
-        """What is added to the hidden states, of normed ones. `inputs`: what a mixer reads and writes besides."""
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        """What is added to the hidden states, of normed ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,18 +86,17 @@ class AttentionPart:
         outputs: int = self.qkv.linear.weight.shape[0]
         return outputs // (self.module._heads * (2 if self.module._spec.gated else 1) + 2 * self.module._kv_heads)
 
-    def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
-    ) -> mx.array:
-        assert isinstance(inputs, GraphAttentionInputs)
-        slabs = inputs.storage.slabs
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        own, loras = inputs.mixer, inputs.loras
+        assert isinstance(own, GraphAttentionInputs)
+        slabs = own.storage.slabs
         projected = multiply_with_lora(capture, self.qkv, states, loras)
         if self.norm is not None:
             projected = self.norm(capture, projected)
-        with slabs.standing_for(inputs.addresses):
-            rope, attention = inputs.rope.by(capture), inputs.attention.by(capture)
-            queries, capture.token = rope(projected, inputs.angles, inputs.slots, slabs, capture.token)
-            attended = attention.attend(queries, inputs.rows, slabs, capture.token, inputs.coded)
+        with slabs.standing_for(own.addresses):
+            rope, attention = own.rope.by(capture), own.attention.by(capture)
+            queries, capture.token = rope(projected, own.angles, own.slots, slabs, capture.token)
+            attended = attention.attend(queries, own.rows, slabs, capture.token, own.coded)
         if self.module._spec.gated:
             attended = gate_heads(capture, attended, projected)
         flat = capture.shaped(attended, (states.shape[0], attended.size // states.shape[0]))
@@ -158,14 +125,13 @@ class DeltaPart:
         """A layer's tails and states, which are written in place."""
         return state.in_place(self.kernels.shape.tail, self.kernels.shape.state)
 
-    def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
-    ) -> mx.array:
-        assert isinstance(inputs, DeltaInputs)
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        own, loras = inputs.mixer, inputs.loras
+        assert isinstance(own, DeltaInputs)
         joint, kernels = multiply_with_lora(capture, self.joint, states, loras), self.kernels.by(capture)
         gates, strengths, decays = kernels.shape.columns
-        convolved = kernels.convolve(joint, inputs.spans, inputs.addresses)
-        read, _ = kernels.advance(convolved, joint, joint, inputs.spans, inputs.addresses, (decays, strengths))
+        convolved = kernels.convolve(joint, own.spans, own.addresses)
+        read, _ = kernels.advance(convolved, joint, joint, own.spans, own.addresses, (decays, strengths))
         gated = self.norm(capture, read, joint, gates)
         flat = capture.shaped(gated, (states.shape[0], gated.size // states.shape[0]))
         return multiply_with_lora(capture, self.out, flat, loras)
@@ -187,10 +153,9 @@ class MlpPart:
     def products(self) -> tuple[JoinedLinear, ...]:
         return self.gate_up, self.down
 
-    def capture(
-        self, capture: GraphCapture, states: mx.array, inputs: MixerInputs | None, loras: mx.array | None
-    ) -> mx.array:
-        return multiply_with_lora(capture, self.down, self._gated(capture, states, loras), loras)
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        gated = self._gated(capture, states, inputs.loras)
+        return multiply_with_lora(capture, self.down, gated, inputs.loras)
 
     def _gated(self, capture: GraphCapture, states: mx.array, loras: mx.array | None) -> mx.array:
         """The gated activation, with what the tokens' adapters add to the gate and to what it gates."""
@@ -207,10 +172,41 @@ class MlpPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerInputPart:
+    """What a layer is given besides hidden states, gated and projected."""
+
+    gate: JoinedLinear
+    projection: JoinedLinear
+    number: int
+    """Of the layer."""
+
+    @classmethod
+    def of(cls, block: LayerInputBlock, number: int) -> LayerInputPart:
+        gate, projection = (_covered_product(vars(block.layer).get(name)) for name in _LAYER_INPUT_PRODUCTS)
+        return cls(gate, projection, number)
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.gate, self.projection
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        assert inputs.layers is not None
+        gate = multiply_with_lora(capture, self.gate, states, inputs.loras)
+        gated = gate_input(capture, gate, inputs.layers, self.number * gate.shape[1])
+        return multiply_with_lora(capture, self.projection, gated, inputs.loras)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GraphLayer:
     """The parts of a layer's residual blocks."""
 
     parts: tuple[GraphPart, ...]
+
+    @property
+    def shared_kv(self) -> SharedKvSpec | None:
+        """How its KV is passed on to later layers."""
+        shared = self.mixer.module._spec.shared_kv if isinstance(self.mixer, AttentionPart) else None
+        return None if shared is None or shared.argument is None else shared
 
     @property
     def mixer(self) -> AttentionPart | DeltaPart | None:
@@ -228,6 +224,11 @@ class GraphLayers:
     """Of hidden states."""
 
     @property
+    def takes_layer_inputs(self) -> bool:
+        """Whether layers are given something besides hidden states."""
+        return any(isinstance(part, LayerInputPart) for layer in self.layers for part in layer.parts)
+
+    @property
     def products(self) -> list[JoinedLinear]:
         return [product for layer in self.layers for part in layer.parts for product in part.products]
 
@@ -242,7 +243,10 @@ def graph_layers_of(model: Any) -> GraphLayers:
         programs.append(program)
     if not programs:
         raise UncoveredPartError("layers of this model, which are not where others have theirs")
-    layers = [GraphLayer(tuple(_part_of(block.part) for block in program.blocks)) for program in programs]
+    layers = [
+        GraphLayer(tuple(_part_of(block.part, number) for block in program.blocks))
+        for number, program in enumerate(programs)
+    ]
     if not any(isinstance(layer.mixer, AttentionPart) for layer in layers):
         raise UncoveredPartError("layers without attention")
     size = layers[0].parts[-1].products[-1].linear.weight.shape[0]
@@ -257,8 +261,26 @@ def _joint_norm(module: MixedAttention) -> JointNorm | None:
     return JointNorm(queries, keys)
 
 
-def _part_of(module: Any) -> GraphPart:
-    """Raises UncoveredPartError."""
+def join_layer_inputs(model: Any) -> None:
+    """Give layers with inputs of their own the products that graphs multiply by. They are layers of one product each,
+    which adapters find as they find joined ones."""
+    for layer in decoder_layers_of(model):
+        program = layer_program_of(layer)
+        for block in () if program is None else program.blocks:
+            if isinstance(block.part, LayerInputBlock):
+                for name, own in zip(
+                    _LAYER_INPUT_PRODUCTS, (block.part.spec.gate, block.part.spec.projection), strict=True
+                ):
+                    setattr(layer, name, join_linears(layer[own], names=[own]))
+
+
+_LAYER_INPUT_PRODUCTS = ("joined_input_gate", "joined_input_projection")
+
+
+def _part_of(module: Any, number: int) -> GraphPart:
+    """Of the layer with this number. Raises UncoveredPartError."""
+    if isinstance(module, LayerInputBlock):
+        return LayerInputPart.of(module, number)
     if isinstance(module, JoinedMLP):
         return MlpPart.of(module)
     if isinstance(module, KernelGatedDelta):
@@ -320,55 +342,3 @@ def multiply_with_lora(
     """The same, with what the tokens' adapters add."""
     y, matrices = multiply_in_graph(capture, product, x), lora_matrices_of(product)
     return y if token_loras is None or matrices is None else add_lora_products(capture, x, y, matrices, token_loras)
-
-
-def lora_matrices_of(product: JoinedLinear) -> LoraMatrices | None:
-    return None if product.added is None else product.added.matrices
-
-
-class LoraGraphs:
-    """The adapters of a model whose layers multiply by these products."""
-
-    def __init__(self, products: Sequence[JoinedLinear], stage: ReplayStage) -> None:
-        self._products, self._stage = products, stage
-        self.mapping: LoraMapping | None = None
-        """Which adapters passes go through, where there are some."""
-        self.refusal: str | None = None
-        """Why such steps are not graphs."""
-        self.compared_version = 0
-        """The adapters whose graph was compared with the layers' own modules."""
-        self.captured_version = 0
-        """The adapters that there are graphs of."""
-        self._arrays: list[mx.array] = []  # which those graphs read
-
-    @property
-    def version(self) -> int:
-        """Which adapters the open pass has; 0: none."""
-        return 0 if self.mapping is None or self.mapping.opened is None else self.mapping.version
-
-    @property
-    def are_possible(self) -> bool:
-        return self.refusal is None and all(each.is_covered for each in self._matrices())
-
-    def covers(self, dtype: mx.Dtype) -> bool:
-        """Whether the open pass, in that number format, can be a graph."""
-        if not self.version:
-            return True
-        return self.are_possible and all(each.into.dtype == dtype for each in self._matrices())
-
-    def token_loras(self, tokens: int) -> mx.array | None:
-        """The number of each token's adapter, and 0 for as many more as a graph has room for."""
-        if self.mapping is None or self.mapping.opened is None:
-            return None
-        numbers = self.mapping.opened.numbers_in(self.mapping.order).view(mx.int32)
-        return mx.pad(numbers, (0, padded_count(tokens) - tokens))
-
-    def take_version(self, version: int) -> None:
-        """Capture graphs of these adapters from now on; graphs of others are not replayed any more."""
-        self._stage.forget(self._arrays)
-        self._arrays = [array for each in self._matrices() for array in (each.into, each.out)]
-        self.captured_version = version
-
-    def _matrices(self) -> list[LoraMatrices]:
-        found = map(lora_matrices_of, self._products)
-        return [each for each in found if each is not None]

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.models.families.description import LayerSpec
+from ingot.models.families.description import LayerInputSpec, LayerSpec
 from ingot.models.families.registry import layer_spec_of
 
 
@@ -25,6 +25,14 @@ class ResidualBlock:
     part: Any
     norm_before: nn.Module | None
     norm_after: nn.Module | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputBlock:
+    """The part of the block of a layer's own input."""
+
+    spec: LayerInputSpec
+    layer: Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,21 +50,22 @@ class LayerProgram:
 def layer_program_of(layer: Any) -> LayerProgram | None:
     """None for layers of an unknown class."""
     spec: LayerSpec | None = layer_spec_of(layer)
-    if spec is None:
+    if spec is None or (spec.unless is not None and attrgetter(spec.unless)(layer)):
         return None
 
     def norm(name: str | None) -> nn.Module | None:
         return None if name is None else layer[name]
 
+    blocks = [
+        ResidualBlock(
+            layer[next(part for part in block.parts if part in layer)], norm(block.norm_before), norm(block.norm_after)
+        )
+        for block in spec.blocks
+    ]
+    if spec.layer_input is not None and layer.get(spec.layer_input.gate) is not None:
+        blocks.append(ResidualBlock(LayerInputBlock(spec.layer_input, layer), None, norm(spec.layer_input.norm_after)))
     return LayerProgram(
-        tuple(
-            ResidualBlock(
-                layer[next(part for part in block.parts if part in layer)],
-                norm(block.norm_before),
-                norm(block.norm_after),
-            )
-            for block in spec.blocks
-        ),
+        tuple(blocks),
         None if spec.multiplier is None else float(attrgetter(spec.multiplier)(layer)),
         spec.clipped,
         None if spec.scale is None else _number(layer[spec.scale]),

@@ -28,9 +28,10 @@ from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
 from ingot.models.layers.attention_setup import is_known_here, mixed_attention_of
 from ingot.models.layers.chunked_attention import ChunkedLayers, swap_chunked_layers
-from ingot.models.layers.decode_graph import capture_layers
+from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
+from ingot.models.layers.graph_layers import join_layer_inputs
 from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
 from ingot.models.layers.modules import extend, own_class, restored_module
 from ingot.models.layers.norms import swap_norms
@@ -161,7 +162,7 @@ def is_tiled(model: nn.Module) -> bool:
 
 STAND_INS = (
     *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP),
-    JoinedMLP,
+    *(JoinedMLP, LayerInputsDecoder),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
 
@@ -198,6 +199,7 @@ def swap_modules(
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gated_mlps(model)
+        join_layer_inputs(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
             swap_dense_layers(model, kernels.dense)

@@ -1,6 +1,6 @@
 // All threads: what a step is given goes where its graph reads it.
 //
-// states, angles_*, words_*: data of any length; after: whatever must be there before; memory: of the graph, written in place;
+// states_*, angles_*, words_*: data of any length; after: whatever must be there before; memory: of the graph, written in place;
 // spots: where each begins in there, in units of 16 bytes -> posted [1]
 // COPY_ALL stands for a COPY of each.
 const int thread = int(threadgroup_position_in_grid.x) * THREADS +
