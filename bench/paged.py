@@ -4,6 +4,8 @@ python -m bench.paged                            shapes of common models, eight 
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries per row, as for verification
 python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      with CUDA's matrix units, in several variants
+python -m bench.paged --shapes 16/2x512,20/1x512+64,128/1x512+64 --lengths 8192      large heads, and latents of 512 with 64
+                                                                                     numbers that are rotated
 python -m bench.paged --split 256 --warps 8 --most 4 --run 4     without matrix units, another variant
 
 Bytes are those of the rows' keys and values. On a CPU it needs INGOT_AS=cuda or metal, and measures the emulator, which
@@ -60,11 +62,10 @@ class Trial:
         each = -(-sum(counts) // SLABS)
         free = [page_number(at // each, at % each) for at in mx.random.permutation(each * SLABS).tolist()]
         self.tables = [[free.pop() for _ in range(count)] for count in counts]
-        size = (each, shape.kv_heads, PAGE, shape.key_size)
-        slabs = [[mx.random.normal(size).astype(mx.bfloat16) for _ in range(SLABS)] for _ in range(2)]
-        self.slabs = KVSlabs(*slabs)
+        sizes = [(each, shape.kv_heads, PAGE, size) for size in (shape.key_size, shape.value_size)]
+        self.slabs = KVSlabs(*([mx.random.normal(size).astype(mx.bfloat16) for _ in range(SLABS)] for size in sizes))
         self.after = mx.zeros(1, mx.int32)
-        self.scale = shape.key_size**-0.5
+        self.scale = shape.query_size**-0.5
         self.cut(tuning or TUNINGS[device.kind])
         self.ask(1)
         mx.eval(self.slabs.keys, self.slabs.values, self.after)
@@ -78,7 +79,7 @@ class Trial:
     def ask(self, width: int) -> None:
         """From now on, attend for so many queries a row."""
         self.width, rows = width, len(self.lengths)
-        size = (rows * width, self.shape.heads, self.shape.key_size)
+        size = (rows * width, self.shape.heads, self.shape.query_size)
         self.queries = mx.random.normal(size).astype(mx.bfloat16)
         self.rows = KernelRows.of(self.tables, self.lengths, counts=[width] * rows)
         mx.eval(self.queries)
@@ -102,12 +103,17 @@ class Trial:
             mx.concatenate(slabs)[table].transpose(0, 2, 1, 3, 4).reshape(rows, shape.kv_heads, longest * PAGE, -1)
             for slabs in (self.slabs.keys, self.slabs.values)
         )
+        keys, values = self._seen(keys, values)
         ragged = len({*self.lengths}) > 1 or self.lengths[0] % PAGE != 0
         ends = mx.array(self.lengths)[:, None] + mx.arange(1 - self.width, 1)
         mask = (mx.arange(longest * PAGE) < ends[..., None])[:, None] if ragged or self.width > 1 else None
         queries = self.queries.reshape(rows, self.width, *self.queries.shape[1:]).swapaxes(1, 2)
         attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
-        return attended.swapaxes(1, 2).reshape(self.queries.shape)
+        return attended.swapaxes(1, 2).reshape(*self.queries.shape[:2], -1)
+
+    def _seen(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """What is stored, as keys and values that queries see."""
+        return (mx.concatenate([keys, values], axis=-1), keys) if self.shape.latent else (keys, values)
 
     def exact(self) -> mx.array:
         """By plain operations in float32, one row after another: for short ones."""
@@ -118,7 +124,7 @@ class Trial:
                 for slabs in (self.slabs.keys, self.slabs.values)
             )
             asked = self.queries[row * self.width : (row + 1) * self.width]
-            made.append(plain_attention(asked, keys, values, scale=self.scale))
+            made.append(plain_attention(asked, *self._seen(keys, values), scale=self.scale))
         return mx.concatenate(made)
 
     def bytes(self) -> int:
@@ -154,7 +160,13 @@ class Figure:
 
 
 def _shape_name(shape: AttentionShape) -> str:
-    return f"{shape.heads}/{shape.kv_heads}x{shape.key_size}"
+    rotated = f"+{shape.value_size}" if shape.latent else ""
+    return f"{shape.heads}/{shape.kv_heads}x{shape.key_size}{rotated}"
+
+
+def _shape(name: str) -> AttentionShape:
+    heads, kv_heads, *sizes = map(int, name.replace("x", "/").replace("+", "/").split("/"))
+    return AttentionShape(heads, kv_heads, sizes[0], sizes[-1], PAGE, latent=len(sizes) > 1)
 
 
 def measure(trial: Trial, rows: str, repeats: int) -> Figure:
@@ -242,7 +254,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--lengths", default="8192,32768")
-    parser.add_argument("--shapes", help=f"heads/heads of keys x size ({SHAPES}; with --matrix {MATRIX_SHAPES})")
+    parser.add_argument("--shapes", help=f"heads/heads of keys x size, or latents x rank+rotated ({SHAPES}; with --matrix {MATRIX_SHAPES})")
     parser.add_argument("--widths", default="1", help="queries per row, 1 to 16 (%(default)s)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--matrix", action="store_true", help="with CUDA's matrix units, in each variant, and without")
@@ -262,10 +274,9 @@ def main(given: list[str] | None = None) -> None:
     print(device.name)
     figures: list[Figure | Way] = []
     for shape in (arguments.shapes or (MATRIX_SHAPES if arguments.matrix else SHAPES)).split(","):
-        heads, kv_heads, size = map(int, shape.replace("x", "/").split("/"))
         for longest in (int(length) for length in arguments.lengths.split(",")):
             measured = measure_ways if arguments.matrix else measure_lengths
-            figures += measured(device, AttentionShape(heads, kv_heads, size, size, PAGE), longest, arguments)
+            figures += measured(device, _shape(shape), longest, arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
 

@@ -24,24 +24,29 @@ ROUNDS = 5
 def attention(scale: Scale) -> Iterator[Figure]:
     """Bytes of keys and values over the time, beside pages gathered for MLX's own attention."""
     heads = (
-        (AttentionShape(4, 2, 16, 16), AttentionShape(4, 2, 32, 32))
+        {"128": AttentionShape(4, 2, 16, 16), "256": AttentionShape(4, 2, 32, 32)}
         if scale.tiny
-        else (AttentionShape(32, 8, 128, 128), AttentionShape(16, 2, 256, 256))
+        else {
+            **{"128": AttentionShape(32, 8, 128, 128), "256": AttentionShape(16, 2, 256, 256)},
+            "512": AttentionShape(16, 2, 512, 512),
+            "latents, 20 over one": AttentionShape(20, 1, 512, 64, latent=True),
+            "latents, 128 over one": AttentionShape(128, 1, 512, 64, latent=True),
+        }
     )
     alike = [scale.depth] * scale.rows
     mixed = [
         scale.depth // 8 + (2 * scale.depth - scale.depth // 8) * row // (scale.rows - 1) for row in range(scale.rows)
     ]
     speeds = []
-    for name, shape in zip(("128", "256"), heads, strict=True):
+    for name, shape in heads.items():
         trial = Trial(current_device(), shape, alike)
         speeds.append(trial.bytes() / _median(trial, scale) / 1e12)
         beside = trial.bytes() / min(seconds(trial.gathered, 1) for _ in range(3)) / 1e12
         yield Figure(f"attention, 8 x 8K, heads of {name}", speeds[-1], "TB/s", beside)
-    trial = Trial(current_device(), heads[0], mixed)
+    trial = Trial(current_device(), heads["128"], mixed)
     over = trial.bytes() / _median(trial, scale) / 1e12 / speeds[0]
     yield Figure("attention, 1K to 16K mixed, over alike", over, "x")
-    yield from _widths(heads[0], scale)
+    yield from _widths(heads["128"], scale)
 
 
 def _widths(shape: AttentionShape, scale: Scale) -> Iterator[Figure]:

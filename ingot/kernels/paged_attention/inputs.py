@@ -36,6 +36,7 @@ INPUTS = {
     "copy": ("copies", "after"),
     "attend": ("queries", "numbers", "table", "rows", "after"),
     "attend_wide": ("queries", "numbers", "table", "rows", "after"),
+    "attend_large": ("queries", "numbers", "table", "rows", "after"),
     "attend_coded": ("queries", "numbers", "table", "rows", "after", "constants", "coded"),
     "attend_prompt": ("queries", "numbers", "table", "rows", "after"),
     "attend_unpacked": ("queries", "numbers", "table", "rows", "after", "unpacked_keys", "unpacked_values"),
@@ -50,6 +51,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
     "copy": ("done",),
     "attend": ("partial", "attended"),
     "attend_wide": ("partial", "attended"),
+    "attend_large": ("partial", "attended"),
     "attend_coded": ("partial", "attended"),
     "attend_prompt": ("attended",),
     "attend_unpacked": ("attended",),
@@ -59,7 +61,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 }
 NO_PAGES = ("locate", "store", "unpack", "merge")
 """Kernels that read no slabs of keys and values."""
-MATRIX = ("attend_wide", "attend_coded", "attend_prompt", "attend_unpacked", "unpack")
+MATRIX = ("attend_wide", "attend_large", "attend_coded", "attend_prompt", "attend_unpacked", "unpack")
 """Kernels that use matrix units, or serve those that do: only on CUDA."""
 BODIES = {
     "attend_wide": ("split", "attend_wide"),

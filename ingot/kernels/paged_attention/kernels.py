@@ -30,6 +30,7 @@ from ingot.kernels.paged_attention.inputs import (
     paged_kernel,
 )
 from ingot.kernels.paged_attention.shapes import (
+    QUERY_TILES,
     TUNINGS,
     AttentionShape,
     AttentionTuning,
@@ -41,6 +42,8 @@ from ingot.kernels.paged_attention.shapes import (
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 CODED_PART = 16
 """Queries that a group of threads attends for where pages are in fewer bits: a tile of them."""
+LARGE_WARPS = 8
+"""Of a group of `attend_large`."""
 _THREADS = 128
 """In a group that writes, copies or merges."""
 
@@ -50,8 +53,10 @@ class _AttentionCut(NamedTuple):
 
     kernel: str
     part: int  # queries that share a head of keys and values, in a group of threads
+    warps: int
     attend: KernelTemplate
     merge: KernelTemplate
+    lent: int = 0  # bytes of dynamic shared memory
 
 
 class PagedAttention(Launched):
@@ -76,8 +81,8 @@ class PagedAttention(Launched):
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._tuning, self._shape, self._dtype = run, tuning, shape, dtype
-        self._size = max(shape.key_size, shape.value_size)
-        self.split = tuning.kv_split_size(dtype, self._size)
+        self._matrix_kernel = tuning.matrix_kernel(shape, dtype)
+        self.split = tuning.kv_split_size(shape, dtype)
         """Places that a group of threads looks at: beyond, what several found is merged."""
         self._window, self._capped, self._sinks = window or 0, bool(cap), sinks is not None
         log2e = math.log2(math.e)
@@ -85,9 +90,12 @@ class PagedAttention(Launched):
         lows = mx.zeros(shape.heads) if sinks is None else sinks.astype(mx.float32) * log2e
         self._numbers = mx.concatenate([factors, lows])
         mx.eval(self._numbers)
-        self._values: KernelTemplate = (("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads))
-        self._pages: KernelTemplate = (*self._values, ("KEY_SIZE", shape.key_size), ("PAGE", shape.page))
+        self._pages: KernelTemplate = (
+            *(("T", dtype), ("VALUE_SIZE", shape.value_size), ("KV_HEADS", shape.kv_heads)),
+            *(("KEY_SIZE", shape.key_size), ("PAGE", shape.page)),
+        )
         self._cuts: dict[tuple[int, CodedShape | None], _AttentionCut] = {}
+        self._prompt_cut = self._large_cut(QUERY_TILES[1], 0)
 
     def write(self, keys: mx.array, values: mx.array, slots: mx.array, slabs: KVSlabs, after: mx.array) -> mx.array:
         """Put keys and values [tokens, kv_heads, size] into pages, in place, where `token_slots` say;
@@ -104,8 +112,8 @@ class PagedAttention(Launched):
     def attend(
         self, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array, coded: CodedPages | None = None
     ) -> mx.array:
-        """What queries [tokens, heads, key_size], in contiguous memory, see in their rows' pages: [tokens, heads,
-        value_size]. Numbers of pages below 0 are those of `coded` ones, -1 that of the first.
+        """What queries [tokens, heads, query_size], in contiguous memory, see in their rows' pages: [tokens, heads,
+        output_size]. Numbers of pages below 0 are those of `coded` ones, -1 that of the first.
 
         A query's bits depend on its own row alone, not on the others nor on how many queries it is beside.
         """
@@ -116,8 +124,8 @@ class PagedAttention(Launched):
         cut = self._cuts.get((rows.most, coded and coded.shape)) or self._cut(rows.most, coded and coded.shape)
         taken, chunks = self._tuning.taken(len(slabs.keys)), -(-rows.most * shape.group // cut.part)
         splits = rows.splits(self.split, self._window)
-        attended = OutputSpec((tokens, shape.heads, shape.value_size), self._dtype)
-        partial = OutputSpec((tokens, shape.heads, splits, shape.value_size + 4), mx.float32)
+        attended = OutputSpec((tokens, shape.heads, shape.output_size), self._dtype)
+        partial = OutputSpec((tokens, shape.heads, splits, shape.output_size + 4), mx.float32)
         sole = splits == 1
         # What it does not write is small, but of the same type: with another it would be another kernel.
         given = (partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,)))
@@ -130,8 +138,9 @@ class PagedAttention(Launched):
             LaunchConfig(
                 template=cut.attend,
                 groups=(splits * chunks, shape.kv_heads, len(rows.spans)),
-                threads=self._tuning.warps * 32,
+                threads=cut.warps * 32,
                 outputs=given,
+                lent=cut.lent,
             ),
         )
         return found[1] if sole else self._merged(found[0], rows, cut, attended)
@@ -152,19 +161,39 @@ class PagedAttention(Launched):
     @property
     def takes_prompts(self) -> bool:
         """Whether a row may have more than `MOST_QUERIES`."""
-        return bool(self._tuning.prompts) and self._dtype.size == 2
+        if not self._tuning.prompts or self._dtype.size != 2:
+            return False
+        return self._matrix_kernel == "attend_large" or not self._shape.large
 
     def _attend_prompts(
         self, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array, coded: CodedPages | None
     ) -> mx.array:
         if not self.takes_prompts:
             raise ValueError(f"{rows.most} queries in a row: at most {MOST_QUERIES}")
+        if self._matrix_kernel == "attend_large":
+            return self._attend_large_prompts(queries, rows, slabs, after)
         if coded is None:
             return self._attend_many("attend_prompt", queries, rows, slabs, after)
         unpacked = rows.unpacked(self._shape, self._dtype)
         after = unpacked.fill(self._run, self._pages, coded, after)
         attended = self._attend_many("attend_unpacked", queries, rows, slabs, after, unpacked.arrays)
         unpacked.free_after(attended)
+        return attended
+
+    def _attend_large_prompts(self, queries: mx.array, rows: KernelRows, slabs: KVSlabs, after: mx.array) -> mx.array:
+        shape, cut, taken = self._shape, self._prompt_cut, self._tuning.taken(len(slabs.keys))
+        outputs = OutputSpec((1,), mx.float32), OutputSpec((queries.shape[0], shape.heads, shape.output_size), self._dtype)
+        _, attended = self._run(
+            paged_kernel(cut.kernel, taken),
+            [queries, self._numbers, rows.table, rows.rows, after, *slabs.found(taken, self._run)],
+            LaunchConfig(
+                template=cut.attend,
+                groups=(-(-rows.most * shape.group // cut.part), shape.kv_heads, len(rows.spans)),
+                threads=cut.warps * 32,
+                outputs=outputs,
+                lent=cut.lent,
+            ),
+        )
         return attended
 
     def _attend_many(
@@ -198,7 +227,7 @@ class PagedAttention(Launched):
         return [*few, *([3 * MOST_QUERIES] if self.takes_prompts else [])]
 
     def _part(self, width: int) -> tuple[int, int]:
-        return self._tuning.part(width * self._shape.group, self._dtype, self._size)
+        return self._tuning.part(width * self._shape.group, self._shape, self._dtype)
 
     @property
     def shape(self) -> AttentionShape:
@@ -256,20 +285,42 @@ class PagedAttention(Launched):
         part, unroll = self._part(width)
         part = part if coded is None else CODED_PART
         seen = (("SPLIT", self.split), ("WINDOW", self._window), ("GROUP", self._shape.group))
-        matrix = tuning.matrix if self._dtype.size == 2 else None
-        cut = (("UNROLL", unroll), ("RUN", tuning.run)) if matrix is None else self._pieces(matrix, part)
-        ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
-        attend = (*self._pages, *seen, *ends, *cut)
-        if coded is not None and matrix is not None:
-            halves = 1 if width * self._shape.group <= CODED_PART // 2 else 2
-            attend = (*attend, *coded.template, ("AT_ONCE", matrix.coded), ("HALVES", halves))
-        merge = (*self._values, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
-        name = "attend" if matrix is None else "attend_wide" if coded is None else "attend_coded"
-        made = self._cuts[count, coded] = _AttentionCut(name, part, attend, merge)
-        return made
+        merge = (*self._merging, *seen, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        if self._matrix_kernel == "attend_large":
+            cut = self._large_cut(part, self.split)._replace(merge=merge)
+        else:
+            matrix = None if self._matrix_kernel is None else tuning.matrix
+            pieces = (
+                (("UNROLL", unroll), ("RUN", tuning.run), ("LATENT", self._shape.latent))
+                if matrix is None
+                else self._pieces(matrix, part)
+            )
+            ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", tuning.warps)
+            attend = (*self._pages, *seen, *ends, *pieces)
+            if coded is not None and matrix is not None:
+                halves = 1 if width * self._shape.group <= CODED_PART // 2 else 2
+                attend = (*attend, *coded.template, ("AT_ONCE", matrix.coded), ("HALVES", halves))
+            name = "attend" if matrix is None else "attend_wide" if coded is None else "attend_coded"
+            cut = _AttentionCut(name, part, tuning.warps, attend, merge)
+        self._cuts[count, coded] = cut
+        return cut
+
+    def _large_cut(self, part: int, split: int) -> _AttentionCut:
+        """For `attend_large`; with `split` 0, a group goes through all that its queries see."""
+        slots, lent = MatrixTuning.large_slots(self._shape, part)
+        seen = (("SPLIT", split), ("WINDOW", self._window), ("GROUP", self._shape.group))
+        ends = ("CAPPED", self._capped), ("SINKS", self._sinks), ("PART", part), ("WARPS", LARGE_WARPS)
+        attend = (*self._pages, *seen, *ends, ("LATENT", self._shape.latent), ("SLOTS", slots))
+        return _AttentionCut("attend_large", part, LARGE_WARPS, attend, (), lent)
+
+    @property
+    def _merging(self) -> KernelTemplate:
+        shape = self._shape
+        return ("T", self._dtype), ("VALUE_SIZE", shape.output_size), ("KV_HEADS", shape.kv_heads)
 
     def _pieces(self, matrix: MatrixTuning, part: int) -> KernelTemplate:
-        return ("KEYS", matrix.keys(self._size)), ("SLOTS", matrix.slots_for(self._size, part, self.split))
+        size = max(self._shape.key_size, self._shape.value_size)
+        return ("KEYS", matrix.keys(size)), ("SLOTS", matrix.slots_for(size, part, self.split))
 
     def _in_place(self, kernel: str, given: list[mx.array], slabs: KVSlabs, count: int) -> mx.array:
         taken = self._tuning.taken(len(slabs.keys))

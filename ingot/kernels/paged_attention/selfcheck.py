@@ -112,7 +112,7 @@ class _AttentionTrial:
         """The first `rows` rows, of up to `width` queries each, after a write that is still pending."""
         shape, tables, lengths = self._shape, self._tables[:rows], self._lengths[:rows]
         counts = [min(width, lengths[0]), *[1, width] * rows][:rows]
-        queries = self._random_array(sum(counts), shape.heads, shape.key_size)
+        queries = self._random_array(sum(counts), shape.heads, shape.query_size)
         self._write([(table[-1], (length - 1) % shape.page) for table, length in zip(tables, lengths, strict=True)])
         kernel_rows = KernelRows.of(tables, lengths, counts=counts)
         outputs = self._attention.attend(queries, kernel_rows, self._slabs, self._token)
@@ -120,10 +120,11 @@ class _AttentionTrial:
 
     def _seen(self, row: int) -> list[mx.array]:
         """Keys and values of a row."""
-        return [
+        keys, values = (
             mx.concatenate([_page(slabs, page) for page in self._tables[row]], axis=1)[:, : self._lengths[row]]
             for slabs in (self._slabs.keys, self._slabs.values)
-        ]
+        )
+        return [mx.concatenate([keys, values], axis=-1), keys] if self._shape.latent else [keys, values]
 
     def _write(self, slots: list[tuple[int, int]]) -> list[mx.array]:
         """Returns the keys and values that are written."""

@@ -14,8 +14,12 @@ import mlx.core as mx
 from ingot.kernels.device import DeviceKind
 from ingot.kernels.gpu.kernel_source import KernelTemplate
 
-MOST_SIZE = 256
-MOST_GROUP = 16
+MOST_SIZE = 576
+"""Of a key that queries see: a latent of 512 and 64 numbers that are rotated."""
+MOST_VALUE = 512
+MOST_GROUP = 128
+_LARGEST = 256
+"""Of heads, for most kernels with matrix units."""
 MOST_CODED = 128
 """The largest coded head: a warp has the sums of a whole value in its registers."""
 PAGE_SIZES = (64, 128, 256, 512)
@@ -23,23 +27,41 @@ PAGE_SIZES = (64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The shape of a layer's attention."""
+    """The shape of a layer's attention. Where it is `latent`, pages store latents as keys and what is rotated as values:
+    a key is both, one behind the other, and values are the latents."""
 
     heads: int
     kv_heads: int
-    key_size: int
+    key_size: int  # as pages store them
     value_size: int
     page: int = 64
+    latent: bool = False
+
+    @property
+    def query_size(self) -> int:
+        return self.key_size + self.value_size if self.latent else self.key_size
+
+    @property
+    def output_size(self) -> int:
+        return self.key_size if self.latent else self.value_size
 
     @property
     def group(self) -> int:
         return self.heads // self.kv_heads
 
+    @property
+    def large(self) -> bool:
+        """Whether matrix units take it by a kernel of its own (`attend_large`)."""
+        return self.latent or max(self.key_size, self.value_size) > _LARGEST
+
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
         sizes = (self.key_size, self.value_size)
-        if any(size % 16 or not 0 < size <= MOST_SIZE for size in sizes):
-            return f"heads of {self.key_size} and {self.value_size}: sizes are multiples of 16 up to {MOST_SIZE}"
+        if any(size % 16 or size <= 0 for size in sizes) or self.query_size > MOST_SIZE or self.output_size > MOST_VALUE:
+            return (
+                f"heads of {self.query_size} and {self.output_size}: sizes are multiples of 16 up to {MOST_SIZE} and "
+                f"{MOST_VALUE}"
+            )
         if self.heads % self.kv_heads or self.group > MOST_GROUP:
             return f"{self.heads} heads over {self.kv_heads}: at most {MOST_GROUP} share one"
         if self.page not in PAGE_SIZES:
@@ -118,6 +140,8 @@ _UNIT = 64
 """Tokens that are contiguous in memory, whatever the page size."""
 _SHARED = 48 * 1024
 """Bytes of static shared memory of a group of threads."""
+_LENT = 227 * 1024
+"""Bytes of all its shared memory, on the devices that have as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,7 @@ class MatrixTuning:
     piece: int  # bytes of keys or values that are multiplied at once
     slots: int  # for pieces in shared memory, at most: all but one are on their way
     large: int | None = None  # places that a group of threads looks at with heads larger than 128, if not as many
+    largest: int | None = None  # the same with heads larger than 256, and with latents
     coded: int = 16  # keys in fewer bits that a warp takes at once: 16, 32 or 64
 
     def keys(self, size: int) -> int:
@@ -138,6 +163,14 @@ class MatrixTuning:
         keys = self.keys(size)
         used = part * (16 * (keys // 8 | 1) + 20) + split // _UNIT * 16
         return min(self.slots, (_SHARED - used) // (keys * 16 * (size // 8 | 1)))
+
+    @staticmethod
+    def large_slots(shape: AttentionShape, part: int) -> tuple[int, int]:
+        """The same for `attend_large`, and their bytes: at most three are on their way, of latents, or four."""
+        used = part * (4 * 40 * 4 + 5 * 16 + 8)
+        slot = 32 * 16 * (max(shape.query_size, shape.output_size) // 8 | 1)
+        slots = min(5 if shape.latent else 6, (_LENT - used) // slot)
+        return slots, slots * slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +192,36 @@ class AttentionTuning:
             raise ValueError(f"{slabs} slabs: kernels take at most {self.slabs[-1]}")
         return next(count for count in self.slabs if count >= slabs)
 
-    def kv_split_size(self, dtype: mx.Dtype, size: int) -> int:
-        """Tokens of a KV split, with heads of that size."""
-        large = self.matrix.large if self.matrix is not None and dtype.size == 2 and size > _LARGE else None
-        return self.split if large is None else large
+    def matrix_kernel(self, shape: AttentionShape, dtype: mx.Dtype) -> str | None:
+        """The kernel with matrix units that attends for a few queries of a row; None: one without."""
+        if self.matrix is None or dtype.size != 2:
+            return None
+        return "attend_large" if shape.large else "attend_wide"
 
-    def part(self, queries: int, dtype: mx.Dtype, size: int) -> tuple[int, int]:
-        """Queries of a group, of so many in all with heads of that size, and keys that a thread reads at once."""
-        if self.matrix is not None and dtype.size == 2:
-            parts = QUERY_TILES if size <= _LARGE else QUERY_TILES[:-1]
+    def kv_split_size(self, shape: AttentionShape, dtype: mx.Dtype) -> int:
+        """Tokens of a KV split."""
+        kernel, other = self.matrix_kernel(shape, dtype), None
+        if self.matrix is not None and kernel == "attend_large":
+            other = self.matrix.largest
+        elif self.matrix is not None and kernel is not None and max(shape.key_size, shape.value_size) > _LARGE:
+            other = self.matrix.large
+        return self.split if other is None else other
+
+    def part(self, queries: int, shape: AttentionShape, dtype: mx.Dtype) -> tuple[int, int]:
+        """Queries of a group, of so many in all over a head of keys, and keys that a thread reads at once."""
+        size = max(shape.query_size, shape.output_size)
+        if (kernel := self.matrix_kernel(shape, dtype)) is not None:
+            parts = QUERY_TILES if size <= _LARGE and kernel == "attend_wide" else QUERY_TILES[:-1]
             return next((part for part in parts if part >= queries), parts[-1]), 8
-        groups = -(-queries // self.most)
+        most = self.most // 2 if size > _LARGEST else self.most  # a lane holds more of each
+        groups = -(-queries // most)
         part = -(-queries // groups)
         return part, self.run if part <= 4 and dtype.size == 2 else 4
 
 
 TUNINGS: dict[DeviceKind, AttentionTuning] = {
     "cuda": AttentionTuning(
-        split=512, warps=4, most=8, run=8, matrix=MatrixTuning(piece=8192, slots=5, large=1024), prompts=4
+        split=512, warps=4, most=8, run=8, matrix=MatrixTuning(piece=8192, slots=5, large=1024, largest=512), prompts=4
     ),
     "metal": AttentionTuning(
         split=512, warps=4, most=4, run=4, slabs=SLAB_INPUTS

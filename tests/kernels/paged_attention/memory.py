@@ -43,7 +43,7 @@ class Variant:
 
     @property
     def scale(self) -> float:
-        return 1.3 * self.shape.key_size**-0.5
+        return 1.3 * self.shape.query_size**-0.5
 
     def sink_scores(self) -> np.ndarray:
         return np.linspace(-2, 3, self.shape.heads, dtype=np.float32)
@@ -84,7 +84,7 @@ class Memory:
                     part = kind[page // PAGE_LIMIT, page % PAGE_LIMIT, :, :held]
                     part[np.isnan(part)] = self._random.standard_normal(int(np.isnan(part).sum()), np.float32)
         self.slabs = KVSlabs(*([mx.array(slab).astype(variant.dtype) for slab in kind] for kind in numbers))
-        self.queries = self.drawn(sum(self.counts), shape.heads, shape.key_size)
+        self.queries = self.drawn(sum(self.counts), shape.heads, shape.query_size)
         mx.eval(self.slabs.keys, self.slabs.values, self.queries)
 
     def drawn(self, *sizes: int) -> mx.array:
@@ -114,6 +114,8 @@ class Memory:
                 ]
                 for slabs in (self.slabs.keys, self.slabs.values)
             ]
+            if self.variant.shape.latent:
+                states = [np.concatenate(states, axis=-1), states[0]]
             made.append(_attended(self.variant, doubles(self.queries[at : at + count]), *states))
             at += count
         return np.concatenate(made)

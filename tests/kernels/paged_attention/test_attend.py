@@ -224,10 +224,11 @@ def test_rows_of_one_split_need_no_merging_and_have_the_same_bits_without(
 @pytest.mark.parametrize(
     ("shape", "reason"),
     [
-        (AttentionShape(8, 2, 72, 64), "multiples of 16 up to 256"),
-        (AttentionShape(8, 2, 64, 272), "multiples of 16 up to 256"),
-        (AttentionShape(34, 2, 64, 64), "at most 16 share one"),
-        (AttentionShape(5, 2, 64, 64), "at most 16 share one"),
+        (AttentionShape(8, 2, 72, 64), "multiples of 16 up to 576 and 512"),
+        (AttentionShape(8, 2, 64, 528), "multiples of 16 up to 576 and 512"),
+        (AttentionShape(8, 1, 512, 80, latent=True), "multiples of 16 up to 576 and 512"),
+        (AttentionShape(258, 2, 64, 64), "at most 128 share one"),
+        (AttentionShape(5, 2, 64, 64), "at most 128 share one"),
         (AttentionShape(8, 2, 64, 64, page=96), "64, 128, 256, 512"),
     ],
 )
@@ -267,6 +268,50 @@ def test_matrix_units_attend_for_rows_of_any_width(size: int, dtype: mx.Dtype) -
     check(memory, in_order)
     drawn = variant.attention(Emulator(5)).attend(memory.queries, memory.rows(), memory.slabs, START)
     assert mx.array_equal(in_order, drawn).item(), "whatever the order of threads"
+
+
+LARGE = [
+    AttentionShape(4, 2, 512, 512),
+    AttentionShape(3, 1, 320, 288, page=128),
+    AttentionShape(20, 1, 512, 64, latent=True),
+    AttentionShape(5, 1, 48, 16, latent=True),
+]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("tuning", [VECTORS, TUNINGS["metal"], TUNINGS["cuda"]], ids=["vectors", "metal", "matrices"])
+def test_large_heads_and_latents_with_caps_and_sinks(shape: AttentionShape, tuning: AttentionTuning) -> None:
+    variant = Variant(shape, mx.bfloat16, 7.0, True, tuning=tuning)
+    memory = Memory(variant, [1, 64, 16, 577], counts=[1, 2, 16, 3])
+    attention = variant.attention()
+    found = attention.attend(memory.queries, memory.rows(), memory.slabs, START)
+    check(memory, found)
+    drawn = variant.attention(Emulator(5)).attend(memory.queries, memory.rows(), memory.slabs, START)
+    assert mx.array_equal(found, drawn).item(), "whatever the order of threads"
+
+
+@pytest.mark.parametrize("kind", ["cuda", "metal"])
+@pytest.mark.parametrize("dtype", [mx.float16, mx.float32], ids=str)
+def test_large_heads_with_windows(kind: str, dtype: mx.Dtype) -> None:
+    variant = Variant(AttentionShape(6, 1, 512, 512), dtype, window=90, tuning=TUNINGS[kind])  # type: ignore[index]
+    memory = Memory(variant, [63, 130, 700], counts=[1, 4, 2])
+    check(memory, variant.attention().attend(memory.queries, memory.rows(trimmed=True), memory.slabs, START))
+
+
+@pytest.mark.parametrize("tuning", [VECTORS, TUNINGS["cuda"]], ids=["vectors", "matrices"])
+@pytest.mark.parametrize(("heads", "window"), [(6, None), (40, None), (6, 100)], ids=str)
+def test_a_querys_bits_over_latents_are_the_same_alone_and_among_other_queries(
+    heads: int, window: int | None, tuning: AttentionTuning
+) -> None:
+    variant = Variant(AttentionShape(heads, 1, 64, 16, latent=True), window=window, tuning=tuning)
+    memory = Memory(variant, [3, 130, 529], counts=[1, 3, 8])
+    attended = np.array(variant.attention(Exact()).attend(memory.queries, memory.rows(), memory.slabs, START))
+    for row, count in enumerate(memory.counts):
+        for place in range(0, count, 3):
+            found = attended[sum(memory.counts[:row]) + place]
+            for before in {1, place + 1}:
+                assert np.array_equal(_alone(variant, memory, row, place, before), found), (row, place, before)
 
 
 def test_kernels_are_compiled_for_few_widths() -> None:

@@ -67,3 +67,24 @@ def test_a_querys_bits_depend_on_its_row_alone() -> None:
         rows = KernelRows.of(memory.tables, [100 + end], counts=[end - begin])
         part = attention.attend(memory.queries[begin:end], rows, memory.slabs, START)
         assert np.array_equal(np.array(part.astype(mx.float32)), whole[begin:end])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [AttentionShape(4, 2, 512, 512), AttentionShape(20, 1, 512, 64, latent=True), AttentionShape(3, 1, 48, 16, latent=True)],
+    ids=str,
+)
+def test_large_heads_and_latents(shape: AttentionShape) -> None:
+    variant = Variant(shape, mx.bfloat16, 5.0, True, 60, CUDA)
+    memory = Memory(variant, [18, 130], counts=[18, 17])
+    check(memory, attended(memory, variant, 3, trimmed=True))
+
+
+def test_a_querys_bits_over_latents_depend_on_its_row_alone() -> None:
+    variant = Variant(AttentionShape(6, 1, 64, 16, latent=True), tuning=CUDA)
+    memory = Memory(variant, [200], counts=[100])
+    attention, whole = variant.attention(), np.array(attended(memory, variant).astype(mx.float32))
+    for begin, end in ((0, 17), (33, 100)):
+        rows = KernelRows.of(memory.tables, [100 + end], counts=[end - begin])
+        part = attention.attend(memory.queries[begin:end], rows, memory.slabs, START)
+        assert np.array_equal(np.array(part.astype(mx.float32)), whole[begin:end])

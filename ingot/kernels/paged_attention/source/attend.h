@@ -1,15 +1,19 @@
 // One threadgroup: some queries of one row that share a head of keys and values, over one split of places. Which keys a
 // thread adds up, and in which order, depends on neither PART nor UNROLL, nor on how many queries a row has.
 //
-// queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
-// splits, VALUE_SIZE + 4]: for each split the values, weighted; the largest score; the sum of weights. Where no row has
-// more than one split -> attended [tokens, heads, VALUE_SIZE] instead, with the bits that merging would give.
-constexpr int LINE_LANES_K = KEY_SIZE <= 16 ? 2 : KEY_SIZE <= 32 ? 4 : KEY_SIZE <= 64 ? 8 : KEY_SIZE <= 128 ? 16 : 32;
-constexpr int LINE_LANES_V = VALUE_SIZE <= 16 ? 2 : VALUE_SIZE <= 32 ? 4 : VALUE_SIZE <= 64 ? 8 : VALUE_SIZE <= 128 ? 16 : 32;
+// With LATENT a key is what is stored as a key and, behind it, as a value, and values are the stored keys.
+//
+// queries [tokens, heads, Q_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
+// splits, OUT_SIZE + 4]: for each split the values, weighted; the largest score; the sum of weights. Where no row has
+// more than one split -> attended [tokens, heads, OUT_SIZE] instead, with the bits that merging would give.
+constexpr int Q_SIZE = LATENT ? KEY_SIZE + VALUE_SIZE : KEY_SIZE, OUT_SIZE = LATENT ? KEY_SIZE : VALUE_SIZE;
+constexpr int LINE_LANES_K = Q_SIZE <= 16 ? 2 : Q_SIZE <= 32 ? 4 : Q_SIZE <= 64 ? 8 : Q_SIZE <= 128 ? 16 : 32;
+constexpr int LINE_LANES_V = OUT_SIZE <= 16 ? 2 : OUT_SIZE <= 32 ? 4 : OUT_SIZE <= 64 ? 8 : OUT_SIZE <= 128 ? 16 : 32;
+constexpr int TURNS_K = (Q_SIZE + 255) / 256, TURNS_V = (OUT_SIZE + 255) / 256;  // of a line over a key or a value
 constexpr int WARP_KEYS = 32 / LINE_LANES_K * UNROLL;    // keys that a warp looks at, at once
 constexpr int WARP_VALUES = 32 / LINE_LANES_V * RUN;
 constexpr int HEADS = KV_HEADS * GROUP;
-constexpr int SHARED_SIZE = SPLIT > WARPS / 2 * VALUE_SIZE ? SPLIT : WARPS / 2 * VALUE_SIZE;
+constexpr int SHARED_SIZE = SPLIT > WARPS / 2 * OUT_SIZE ? SPLIT : WARPS / 2 * OUT_SIZE;
 SHARED_FLOATS(weights, PART * SHARED_SIZE);
 SHARED_FLOATS(totals, PART * 2);
 
@@ -33,58 +37,70 @@ if (from >= to || chunk * PART >= count * GROUP) {
   return;
 }
 
-// Scores: a line of lanes holds a key, eight numbers a lane, and the same eight of each query.
+// Scores: a line of lanes holds a key, eight numbers a lane in each turn, and the same eight of each query.
 {
   const int column = lane % LINE_LANES_K * 8;
   const int mine = warp * WARP_KEYS + lane / LINE_LANES_K * UNROLL;
-  float q[PART * 8];
+  float q[TURNS_K * PART * 8];
 #pragma unroll
-  for (int m = 0; m < PART; ++m) {
-    const int query = chunk * PART + m;
+  for (int i = 0; i < TURNS_K * PART; ++i) {
+    const int query = chunk * PART + i % PART, in_key = i / PART * 256 + column;
     Eight<T> eight;
     clear_eight(eight);
-    if (query < count * GROUP && column < KEY_SIZE) {
+    if (query < count * GROUP && in_key < Q_SIZE) {
       const int token = first_query + query / GROUP;
-      load_eight(eight, queries + ((size_t)token * HEADS + head * GROUP + query % GROUP) * KEY_SIZE + column);
+      load_eight(eight, queries + ((size_t)token * HEADS + head * GROUP + query % GROUP) * Q_SIZE + in_key);
     }
-    widen(eight, q + m * 8);
+    widen(eight, q + i * 8);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      q[m * 8 + i] *= numbers[0];
+    for (int j = 0; j < 8; ++j) {
+      q[i * 8 + j] *= numbers[0];
     }
   }
 
   Eight<T> ahead[UNROLL];
   const int skipped = from / (WARPS * WARP_KEYS) * (WARPS * WARP_KEYS);
-#define FETCH_KEYS(key)                                                                                          \
+#define FETCH_KEYS(key, turn)                                                                                    \
   if ((key) + UNROLL > from && (key) < to) {                                                                     \
-    const int place = begin + (key);                                                                             \
+    const int place = begin + (key), entry = table[first_entry + place / PAGE - first_page];                     \
+    const int in_key = (turn) * 256 + column;                                                                    \
     const DEVICE T* page;                                                                                        \
-    FIND_KEYS(page, table[first_entry + place / PAGE - first_page], head)                                        \
-    fetch<T, UNROLL, KEY_SIZE>(ahead, page + place % PAGE * KEY_SIZE, key, from, to, column);                    \
+    if (LATENT && in_key >= KEY_SIZE) {                                                                          \
+      FIND_VALUES(page, entry, head)                                                                             \
+      fetch<T, UNROLL, VALUE_SIZE>(ahead, page + place % PAGE * VALUE_SIZE, key, from, to, in_key - KEY_SIZE);   \
+    } else {                                                                                                     \
+      FIND_KEYS(page, entry, head)                                                                               \
+      fetch<T, UNROLL, KEY_SIZE>(ahead, page + place % PAGE * KEY_SIZE, key, from, to, in_key);                  \
+    }                                                                                                            \
   }
-  FETCH_KEYS(skipped + mine)
+  FETCH_KEYS(skipped + mine, 0)
   for (int at = skipped; at + warp * WARP_KEYS < to; at += WARPS * WARP_KEYS) {
     const int key = at + mine;
     float scores[UNROLL * PART];
-    Eight<T> now[UNROLL];
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-      now[u] = ahead[u];
+    for (int i = 0; i < UNROLL * PART; ++i) {
+      scores[i] = 0.0f;
     }
-    FETCH_KEYS(key + WARPS * WARP_KEYS)
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-      float k[8];
-      widen(now[u], k);
+    for (int turn = 0; turn < TURNS_K; ++turn) {
+      Eight<T> now[UNROLL];
 #pragma unroll
-      for (int m = 0; m < PART; ++m) {
-        float sum = q[m * 8] * k[0];
+      for (int u = 0; u < UNROLL; ++u) {
+        now[u] = ahead[u];
+      }
+      const int next = turn + 1 < TURNS_K ? key : key + WARPS * WARP_KEYS;
+      FETCH_KEYS(next, (turn + 1) % TURNS_K)
 #pragma unroll
-        for (int i = 1; i < 8; ++i) {
-          sum = multiply_add(q[m * 8 + i], k[i], sum);
+      for (int u = 0; u < UNROLL; ++u) {
+        float k[8];
+        widen(now[u], k);
+#pragma unroll
+        for (int m = 0; m < PART; ++m) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            scores[m * UNROLL + u] = multiply_add(q[(turn * PART + m) * 8 + i], k[i], scores[m * UNROLL + u]);
+          }
         }
-        scores[m * UNROLL + u] = sum;
       }
     }
     int held = 0, end = UNROLL * PART;
@@ -105,20 +121,24 @@ if (from >= to || chunk * PART >= count * GROUP) {
 #undef FETCH_KEYS
 }
 
-// Values: a line of lanes holds a value, eight numbers a lane, and sums for each query: of RUN values one behind another,
-// UNROLL at once. The first are fetched before anybody waits.
+// Values: a line of lanes holds a value, eight numbers a lane in each turn, and sums for each query: of RUN values one behind
+// another, UNROLL at once. The first are fetched before anybody waits.
 const int column = lane % LINE_LANES_V * 8;
 const int mine = warp * WARP_VALUES + lane / LINE_LANES_V * RUN;
 const int skipped = from / (WARPS * WARP_VALUES) * (WARPS * WARP_VALUES);
 Eight<T> ahead[UNROLL];
-#define FETCH_VALUES(key)                                                                                        \
+#define FETCH_VALUES(key, turn)                                                                                  \
   if ((key) + UNROLL > from && (key) < to) {                                                                     \
-    const int place = begin + (key);                                                                             \
+    const int place = begin + (key), entry = table[first_entry + place / PAGE - first_page];                     \
     const DEVICE T* page;                                                                                        \
-    FIND_VALUES(page, table[first_entry + place / PAGE - first_page], head)                                      \
-    fetch<T, UNROLL, VALUE_SIZE>(ahead, page + place % PAGE * VALUE_SIZE, key, from, to, column);                \
+    if (LATENT) {                                                                                                \
+      FIND_KEYS(page, entry, head)                                                                               \
+    } else {                                                                                                     \
+      FIND_VALUES(page, entry, head)                                                                             \
+    }                                                                                                            \
+    fetch<T, UNROLL, OUT_SIZE>(ahead, page + place % PAGE * OUT_SIZE, key, from, to, (turn) * 256 + column);     \
   }
-FETCH_VALUES(skipped + mine)
+FETCH_VALUES(skipped + mine, 0)
 group_barrier();
 
 // Weights: a warp takes whole queries.
@@ -150,40 +170,45 @@ for (int m = warp; m < PART; m += WARPS) {
 }
 group_barrier();
 
-float sums[PART * 8];
+float sums[TURNS_V * PART * 8];
 #pragma unroll
-for (int i = 0; i < PART * 8; ++i) {
+for (int i = 0; i < TURNS_V * PART * 8; ++i) {
   sums[i] = 0.0f;
 }
 for (int key = skipped + mine, done = 0; key < to;) {
-  Eight<T> now[UNROLL];
-#pragma unroll
-  for (int u = 0; u < UNROLL; ++u) {
-    now[u] = ahead[u];
-  }
   const bool last = done + UNROLL == RUN;
-  const int next = key + UNROLL + (last ? WARPS * WARP_VALUES - RUN : 0);
-  FETCH_VALUES(next)
-  if (key + UNROLL > from) {
+  const int after_these = key + UNROLL + (last ? WARPS * WARP_VALUES - RUN : 0);
 #pragma unroll
-    for (int u = 0; u < UNROLL; u += 4) {
-      float v[32];
-      widen(now[u], v);
-      widen(now[u + 1], v + 8);
-      widen(now[u + 2], v + 16);
-      widen(now[u + 3], v + 24);
+  for (int turn = 0; turn < TURNS_V; ++turn) {
+    Eight<T> now[UNROLL];
 #pragma unroll
-      for (int m = 0; m < PART; ++m) {
-        float weight[4];
-        read_four(weights + m * SPLIT + key + u, weight);
+    for (int u = 0; u < UNROLL; ++u) {
+      now[u] = ahead[u];
+    }
+    const int next = turn + 1 < TURNS_V ? key : after_these;
+    FETCH_VALUES(next, (turn + 1) % TURNS_V)
+    if (key + UNROLL > from) {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          sums[m * 8 + i % 8] = multiply_add(weight[i / 8], v[i], sums[m * 8 + i % 8]);
+      for (int u = 0; u < UNROLL; u += 4) {
+        float v[32];
+        widen(now[u], v);
+        widen(now[u + 1], v + 8);
+        widen(now[u + 2], v + 16);
+        widen(now[u + 3], v + 24);
+#pragma unroll
+        for (int m = 0; m < PART; ++m) {
+          LOCAL float* own = sums + (turn * PART + m) * 8;
+          float weight[4];
+          read_four(weights + m * SPLIT + key + u, weight);
+#pragma unroll
+          for (int i = 0; i < 32; ++i) {
+            own[i % 8] = multiply_add(weight[i / 8], v[i], own[i % 8]);
+          }
         }
       }
     }
   }
-  key = next;
+  key = after_these;
   done = last ? 0 : done + UNROLL;
 }
 #undef FETCH_VALUES
@@ -191,32 +216,38 @@ for (int key = skipped + mine, done = 0; key < to;) {
 #pragma unroll
 for (int step = LINE_LANES_V; step < 32; step *= 2) {
 #pragma unroll
-  for (int i = 0; i < PART * 8; ++i) {
+  for (int i = 0; i < TURNS_V * PART * 8; ++i) {
     sums[i] += shuffle_xor(sums[i], step);
   }
 }
-const bool writes = lane < LINE_LANES_V && column < VALUE_SIZE;
+// A lane writes what it holds of a value, and no other lane holds.
+#define WRITES(i) (lane < LINE_LANES_V && (i) / (PART * 8) * 256 + column < OUT_SIZE)
+#define IN_VALUE(i) ((i) / (PART * 8) * 256 + column + (i) % 8)
 for (int half_of = WARPS / 2; half_of > 0; half_of /= 2) {
   group_barrier();
-  if (warp >= half_of && warp < 2 * half_of && writes) {
+  if (warp >= half_of && warp < 2 * half_of) {
 #pragma unroll
-    for (int i = 0; i < PART * 8; ++i) {
-      weights[((warp - half_of) * PART + i / 8) * VALUE_SIZE + column + i % 8] = sums[i];
+    for (int i = 0; i < TURNS_V * PART * 8; ++i) {
+      if (WRITES(i)) {
+        weights[((warp - half_of) * PART + i / 8 % PART) * OUT_SIZE + IN_VALUE(i)] = sums[i];
+      }
     }
   }
   group_barrier();
-  if (warp < half_of && writes) {
+  if (warp < half_of) {
 #pragma unroll
-    for (int i = 0; i < PART * 8; ++i) {
-      sums[i] += weights[(warp * PART + i / 8) * VALUE_SIZE + column + i % 8];
+    for (int i = 0; i < TURNS_V * PART * 8; ++i) {
+      if (WRITES(i)) {
+        sums[i] += weights[(warp * PART + i / 8 % PART) * OUT_SIZE + IN_VALUE(i)];
+      }
     }
   }
 }
-if (warp == 0 && writes) {
+if (warp == 0) {
 #pragma unroll
-  for (int m = 0; m < PART; ++m) {
-    const int query = chunk * PART + m;
-    if (query < count * GROUP) {
+  for (int i = 0; i < TURNS_V * PART * 8; i += 8) {
+    const int m = i / 8 % PART, query = chunk * PART + m;
+    if (query < count * GROUP && WRITES(i)) {
       const int head_of_query = head * GROUP + query % GROUP;
       const size_t of = (size_t)(first_query + query / GROUP) * HEADS + head_of_query;
       if (splits == 1) {
@@ -225,21 +256,23 @@ if (warp == 0 && writes) {
         const float factor = power_of_two(totals[m * 2] - largest);
         const float sum = multiply_add(factor, totals[m * 2 + 1], SINKS ? power_of_two(sink - largest) : 0.0f);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float value = multiply_add(factor, sums[m * 8 + i], 0.0f);
-          attended[of * VALUE_SIZE + column + i] = T(value / sum);
+        for (int j = 0; j < 8; ++j) {
+          const float value = multiply_add(factor, sums[i + j], 0.0f);
+          attended[of * OUT_SIZE + IN_VALUE(i + j)] = T(value / sum);
         }
       } else {
-        DEVICE float* to_partial = partial + (of * splits + number) * (VALUE_SIZE + 4);
+        DEVICE float* to_partial = partial + (of * splits + number) * (OUT_SIZE + 4);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          to_partial[column + i] = sums[m * 8 + i];
+        for (int j = 0; j < 8; ++j) {
+          to_partial[IN_VALUE(i + j)] = sums[i + j];
         }
-        if (column == 0) {
-          to_partial[VALUE_SIZE] = totals[m * 2];
-          to_partial[VALUE_SIZE + 1] = totals[m * 2 + 1];
+        if (IN_VALUE(i) == 0) {
+          to_partial[OUT_SIZE] = totals[m * 2];
+          to_partial[OUT_SIZE + 1] = totals[m * 2 + 1];
         }
       }
     }
   }
 }
+#undef WRITES
+#undef IN_VALUE
