@@ -1,5 +1,5 @@
 """A device's kernels, each kind compared once with plain MLX operations before it is used: paged attention and RoPE
-here, gated delta, packed and dense products in their own modules.
+here, gated delta, packed and dense products and mixtures in their own modules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mlx.core as mx
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.gated_delta.selfcheck import CheckedDelta
+from ingot.kernels.moe.selfcheck import CheckedMoe
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeKernel, RopeShape, rope_kernel
@@ -43,6 +44,7 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         self.delta = CheckedDelta(device)
         self.packed = CheckedPacked(device)
         self.dense = CheckedDense(device)
+        self.moe = CheckedMoe(device)
 
     def attention(
         self,

@@ -127,5 +127,6 @@ def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
         "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
         "gated delta token by token, slower:": kernels.delta.wrong.values(),
+        "experts by plain operations, slower:": kernels.moe.wrong.values(),
     }
     return [f"{what} {why}" for what, whys in reasons.items() for why in sorted({*whys})]

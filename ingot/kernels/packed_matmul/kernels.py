@@ -256,8 +256,11 @@ class PackedProduct(Launched):
     def gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
         """x [rows, columns] times the weights of experts chosen [products] (int32), as many of them for each row:
         [products, outputs]. Bits are those of a product with that expert's weights alone."""
-        given = [mx.contiguous(x), *weights.inputs, mx.contiguous(chosen)]
-        return self._launched("gather", given, chosen.shape[0])
+        return self.launched_gather(mx.contiguous(x), weights, mx.contiguous(chosen))
+
+    def launched_gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
+        """The same of what is in contiguous memory."""
+        return self._launched("gather", [x, *weights.inputs, chosen], chosen.shape[0])
 
     def gather_squared(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
         """The same, with what is above zero squared and the rest zero. All of it is in contiguous memory."""

@@ -5,6 +5,8 @@ A family is a module of mlx-lm's, described by its classes' names. What is not d
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ingot.models.families.description import (
     AttentionSpec,
     LatentSpec,
@@ -12,6 +14,7 @@ from ingot.models.families.description import (
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
+    MoeSpec,
     MtpSpec,
     NormSpec,
     SharedKvSpec,
@@ -19,6 +22,17 @@ from ingot.models.families.description import (
 )
 
 _LATENT_ATTENTION = AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())
+
+# DeepSeek V3's, which many have taken over.
+_BIASED_MOE = MoeSpec(
+    top="gate.top_k",
+    scores="sigmoid",
+    normed="gate.norm_topk_prob",
+    bias="gate.e_score_correction_bias",
+    groups=("gate.n_group", "gate.topk_group"),
+    scale="gate.routed_scaling_factor",
+    shared="shared_experts",
+)
 
 _BAILING_ATTENTION = AttentionSpec(
     heads="num_attention_heads",
@@ -98,12 +112,18 @@ FAMILIES = (
         "deepseek_v3",
         attention={"DeepseekV3Attention": _LATENT_ATTENTION},
         mlps={"DeepseekV3MLP": MlpSpec()},
+        moes={"DeepseekV3MoE": _BIASED_MOE},
+        layers={"DeepseekV3DecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
     ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
     # dots.llm1.
     ModelFamily(
-        "dots1", attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"Dots1MLP": MlpSpec()}
+        "dots1",
+        attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"Dots1MLP": MlpSpec()},
+        moes={"Dots1MoE": replace(_BIASED_MOE, experts="experts")},
+        layers={"Dots1DecoderLayer": two_blocks()},
     ),
     # ERNIE 4.5.
     ModelFamily(
@@ -150,6 +170,8 @@ FAMILIES = (
         "exaone_moe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
         mlps={"MLP": MlpSpec()},
+        moes={"MoE": replace(_BIASED_MOE, eps=1e-20)},
+        layers={"DecoderLayer": two_blocks()},
     ),
     # Falcon H1, whose layers have attention and a scan side by side.
     ModelFamily(
@@ -255,12 +277,16 @@ FAMILIES = (
         "glm4_moe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec()},
+        moes={"MoE": _BIASED_MOE},
+        layers={"DecoderLayer": two_blocks()},
         head=MtpSpec(),
     ),
     ModelFamily(
         "glm4_moe_lite",
         attention={"Glm4MoeLiteAttention": _LATENT_ATTENTION},
         mlps={"Glm4MoeLiteMLP": MlpSpec()},
+        moes={"Glm4MoeLiteMoE": _BIASED_MOE},
+        layers={"Glm4MoeLiteDecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
     # GPT-J and GPT-NeoX.
@@ -292,6 +318,12 @@ FAMILIES = (
                 heads="num_attention_heads", kv_heads="num_key_value_heads", scale="sm_scale", sinks="sinks"
             )
         },
+        moes={
+            "MLPBlock": MoeSpec(
+                top="num_experts_per_tok", router="router", experts="experts", scores="logits", later=True
+            )
+        },
+        layers={"TransformerBlock": two_blocks()},
     ),
     # IBM's Granite.
     ModelFamily(
@@ -300,7 +332,12 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": two_blocks(multiplier="residual_multiplier")},
     ),
-    ModelFamily("granitemoe", attention={"GraniteMoeAttention": AttentionSpec()}),
+    ModelFamily(
+        "granitemoe",
+        attention={"GraniteMoeAttention": AttentionSpec()},
+        moes={"GraniteMoeMoE": MoeSpec(top="router.top_k", router="router.layer", scores="logits", later=True)},
+        layers={"GraniteMoeDecoderLayer": two_blocks(mlp="block_sparse_moe", multiplier="residual_multiplier")},
+    ),
     ModelFamily(
         "granitemoehybrid",
         attention={"GraniteMoeHybridAttention": AttentionSpec()},

@@ -34,6 +34,7 @@ from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_lay
 from ingot.models.layers.graph_layers import join_layer_inputs
 from ingot.models.layers.mlp import GatedMLP, JoinedMLP, join_gated_mlps, swap_gated_mlps
 from ingot.models.layers.modules import extend, own_class, restored_module
+from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelGatedDelta, NativeRecurrence, kernel_gated_delta, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
@@ -162,7 +163,7 @@ def is_tiled(model: nn.Module) -> bool:
 
 STAND_INS = (
     *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelGatedDelta, GatedMLP),
-    *(JoinedMLP, LayerInputsDecoder),
+    *(JoinedMLP, JoinedMoe, LayerInputsDecoder),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
 
@@ -199,10 +200,13 @@ def swap_modules(
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gated_mlps(model)
+        if device.kind == "cuda":
+            join_moes(model)
         join_layer_inputs(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
             swap_dense_layers(model, kernels.dense)
+            find_moe_kernels(model, kernels)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)
         return False

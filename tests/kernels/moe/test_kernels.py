@@ -102,7 +102,7 @@ def test_what_is_added_to_a_sum_makes_weights_smaller() -> None:
     logits = drawn(3, 16)
     shape = RouterShape(16, 4, "sigmoid", "sum")
     (_, whole), (_, less) = routed(shape, logits), routed(shape, logits, eps=1.0)
-    chosen, scores = routed(RouterShape(16, 4, "sigmoid"), logits)
+    _, scores = routed(RouterShape(16, 4, "sigmoid"), logits)
     assert off(mx.sum(whole, axis=-1), mx.ones(3)) < 1e-6
     assert off(less, scores / (1 + mx.sum(scores, axis=-1, keepdims=True))) < 1e-6
 
