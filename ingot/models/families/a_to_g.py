@@ -5,8 +5,6 @@ A family is a module of mlx-lm's, described by its classes' names. What is not d
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ingot.models.families.description import (
     AttentionSpec,
     LatentSpec,
@@ -18,21 +16,11 @@ from ingot.models.families.description import (
     MtpSpec,
     NormSpec,
     SharedKvSpec,
+    biased_moe,
     two_blocks,
 )
 
 _LATENT_ATTENTION = AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())
-
-# DeepSeek V3's, which many have taken over.
-_BIASED_MOE = MoeSpec(
-    top="gate.top_k",
-    scores="sigmoid",
-    normed="gate.norm_topk_prob",
-    bias="gate.e_score_correction_bias",
-    groups=("gate.n_group", "gate.topk_group"),
-    scale="gate.routed_scaling_factor",
-    shared="shared_experts",
-)
 
 _BAILING_ATTENTION = AttentionSpec(
     heads="num_attention_heads",
@@ -112,7 +100,7 @@ FAMILIES = (
         "deepseek_v3",
         attention={"DeepseekV3Attention": _LATENT_ATTENTION},
         mlps={"DeepseekV3MLP": MlpSpec()},
-        moes={"DeepseekV3MoE": _BIASED_MOE},
+        moes={"DeepseekV3MoE": biased_moe()},
         layers={"DeepseekV3DecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
@@ -122,7 +110,7 @@ FAMILIES = (
         "dots1",
         attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"Dots1MLP": MlpSpec()},
-        moes={"Dots1MoE": replace(_BIASED_MOE, experts="experts")},
+        moes={"Dots1MoE": biased_moe(experts="experts")},
         layers={"Dots1DecoderLayer": two_blocks()},
     ),
     # ERNIE 4.5.
@@ -170,7 +158,7 @@ FAMILIES = (
         "exaone_moe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
         mlps={"MLP": MlpSpec()},
-        moes={"MoE": replace(_BIASED_MOE, eps=1e-20)},
+        moes={"MoE": biased_moe(eps=1e-20)},
         layers={"DecoderLayer": two_blocks()},
     ),
     # Falcon H1, whose layers have attention and a scan side by side.
@@ -277,7 +265,7 @@ FAMILIES = (
         "glm4_moe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec()},
-        moes={"MoE": _BIASED_MOE},
+        moes={"MoE": biased_moe()},
         layers={"DecoderLayer": two_blocks()},
         head=MtpSpec(),
     ),
@@ -285,7 +273,7 @@ FAMILIES = (
         "glm4_moe_lite",
         attention={"Glm4MoeLiteAttention": _LATENT_ATTENTION},
         mlps={"Glm4MoeLiteMLP": MlpSpec()},
-        moes={"Glm4MoeLiteMoE": _BIASED_MOE},
+        moes={"Glm4MoeLiteMoE": biased_moe()},
         layers={"Glm4MoeLiteDecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),

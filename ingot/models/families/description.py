@@ -133,6 +133,16 @@ class MoeSpec:
     shared_gate: str | None = None  # whose sigmoid multiplies what that gives
 
 
+def biased_moe(**options: Any) -> MoeSpec:
+    """DeepSeek V3's, which many have taken over."""
+    names: dict[str, Any] = {
+        **{"top": "gate.top_k", "scores": "sigmoid", "normed": "gate.norm_topk_prob"},
+        **{"bias": "gate.e_score_correction_bias", "groups": ("gate.n_group", "gate.topk_group")},
+        **{"scale": "gate.routed_scaling_factor", "shared": "shared_experts"},
+    }
+    return MoeSpec(**{**names, **options})
+
+
 @dataclass(frozen=True)
 class NormSpec:
     """A norm of the family's own class."""
