@@ -1,5 +1,5 @@
 """A device's kernels, each kind compared once with plain MLX operations before it is used: paged attention and RoPE
-here, recurrent mixers, packed and dense products and experts in their own modules.
+here, recurrent mixers, packed and dense products, experts and mixtures in their own modules.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
+from ingot.kernels.moe.selfcheck import CheckedMoe
 from ingot.kernels.packed_matmul.selfcheck import CheckedExperts, CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged_attention.rope import (
@@ -53,6 +54,7 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         self.packed = CheckedPacked(device)
         self.experts = CheckedExperts(device)
         self.dense = CheckedDense(device)
+        self.moe = CheckedMoe(device)
 
     def attention(
         self,

@@ -128,5 +128,6 @@ def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
         "prompts through experts by mlx-lm's own code, slower:": kernels.experts.wrong.values(),
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
         "recurrent layers by mlx-lm's own modules, slower:": kernels.recurrent.wrong.values(),
+        "experts by plain operations, slower:": kernels.moe.wrong.values(),
     }
     return [f"{what} {why}" for what, whys in reasons.items() for why in sorted({*whys})]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 
@@ -99,21 +100,38 @@ GROUPS = (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
+_UP_INPUTS = ("up_weight", "up_scales", "up_biases", "numbers")
 PRODUCT_FORMS = {
     "multiply": (),
     "multiply_added": ("residual",),
     "multiply_gated": (),
     "gather": ("chosen",),
+    "gather_squared": ("chosen",),
+    "gather_gated": ("chosen", *_UP_INPUTS),
+    "gather_gated_biased": ("chosen", *_UP_INPUTS, "gate_bias", "up_bias"),
 }
 """Forms of a product, and their further inputs."""
-_FORM_DEFINES = {"multiply_added": "RESIDUAL", "multiply_gated": "GATED", "gather": "GATHERED"}
+_FORM_DEFINES = {
+    "multiply_added": ("RESIDUAL",),
+    "multiply_gated": ("GATED",),
+    "gather": ("GATHERED",),
+    "gather_squared": ("GATHERED", "SQUARED"),
+    "gather_gated": ("GATHERED", "GATED"),
+    "gather_gated_biased": ("GATHERED", "GATED", "BIASED"),
+}
+ExpertCurve = Literal["silu", "gelu_tanh", "clipped"]
+"""Of a gate: `clipped` is GPT-OSS's."""
+_CURVES: tuple[ExpertCurve, ...] = ("silu", "gelu_tanh", "clipped")
 
 
 @cache
 def packed_kernel(name: str) -> Kernel:
-    header = (f"#define {_FORM_DEFINES[name]}\n" if name in _FORM_DEFINES else "") + read_source(SOURCE / "lots.h")
-    if name == "multiply_gated":
+    defines = _FORM_DEFINES.get(name, ())
+    header = "".join(f"#define {each}\n" for each in defines) + read_source(SOURCE / "lots.h")
+    if "GATED" in defines:
         header += read_source(SOURCE / "exponential.h") + read_source(DENSE / "gate.h")
+    if {"GATED", "GATHERED"} <= {*defines}:
+        header += read_source(SOURCE / "curve.h")
     inputs = ("given", "weight", "scales", "biases", *PRODUCT_FORMS[name])
     return Kernel("packed", name, inputs, ("y",), header, read_source(SOURCE / "multiply.h"), True)
 
@@ -193,6 +211,17 @@ class PackedWeights:
         return size if self.experts is None else f"{self.experts} experts of {size}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedExpertWeights:
+    """The gate and up projections of a layer's experts, whose weights are alike."""
+
+    gate: PackedWeights
+    up: PackedWeights
+    curve: ExpertCurve
+    numbers: mx.array  # of the curve: its slope and its limit, if it has them
+    biases: tuple[mx.array, mx.array] | None = None  # of both, [experts, outputs]
+
+
 class PackedProduct(Launched):
     """Multiplies by the weights of one kind of layers."""
 
@@ -205,7 +234,8 @@ class PackedProduct(Launched):
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._packing, self._dtype, self._tuning = run, packing, dtype, tuning
-        self._works: dict[tuple[str, int, int, int], LaunchConfig] = {}  # by form, rows, outputs and groups of columns
+        # By form, rows, outputs, groups of columns, and what a form has besides.
+        self._works: dict[tuple[str, int, int, int, KernelTemplate], LaunchConfig] = {}
 
     def __call__(self, x: mx.array, weights: PackedWeights, residual: mx.array | None = None) -> mx.array:
         """x [rows, columns] times weights: [rows, outputs]. A row's bits do not depend on how many there are.
@@ -226,24 +256,46 @@ class PackedProduct(Launched):
     def gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
         """x [rows, columns] times the weights of experts chosen [products] (int32), as many of them for each row:
         [products, outputs]. Bits are those of a product with that expert's weights alone."""
-        given = [mx.contiguous(x), *weights.inputs, mx.contiguous(chosen)]
-        return self._launched("gather", given, chosen.shape[0])
+        return self.launched_gather(mx.contiguous(x), weights, mx.contiguous(chosen))
 
-    def _launched(self, name: str, inputs: list[mx.array], rows: int, parts: int = 1) -> mx.array:
+    def launched_gather(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
+        """The same of what is in contiguous memory."""
+        return self._launched("gather", [x, *weights.inputs, chosen], chosen.shape[0])
+
+    def gather_squared(self, x: mx.array, weights: PackedWeights, chosen: mx.array) -> mx.array:
+        """The same, with what is above zero squared and the rest zero. All of it is in contiguous memory."""
+        return self._launched("gather_squared", [x, *weights.inputs, chosen], chosen.shape[0])
+
+    def gather_gated(self, x: mx.array, experts: GatedExpertWeights, chosen: mx.array) -> mx.array:
+        """The curve of x [rows, columns] times the gates of experts chosen [products], times that with what these let
+        through: [products, outputs]. All of it is in contiguous memory."""
+        inputs = [x, *experts.gate.inputs, chosen, *experts.up.inputs, experts.numbers]
+        name, template = "gather_gated", (("CURVE", _CURVES.index(experts.curve)),)
+        if experts.biases is not None:
+            name, inputs = "gather_gated_biased", [*inputs, *experts.biases]
+        return self._launched(name, inputs, chosen.shape[0], template=template)
+
+    def _launched(
+        self, name: str, inputs: list[mx.array], rows: int, parts: int = 1, template: KernelTemplate = ()
+    ) -> mx.array:
         *_, outputs, groups = inputs[2].shape
-        work = self._works.get((name, rows, outputs, groups))
+        work = self._works.get((name, rows, outputs, groups, template))
         if work is None:  # once a shape: choosing is most of Python's part of a launch
-            work = self._works[name, rows, outputs, groups] = self._work(name, rows, outputs, groups, parts)
+            work = self._work(name, rows, outputs, groups, parts)
+            work = work._replace(template=(*work.template, *template))
+            self._works[name, rows, outputs, groups, template] = work
         [y] = self._run(packed_kernel(name), inputs, work)
         return y
 
     def _work(self, name: str, rows: int, outputs: int, groups: int, parts: int) -> LaunchConfig:
-        eights = 1 if rows <= 8 or name == "gather" else 2
-        lots = rows if name == "gather" else -(-rows // (eights * 8))
-        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, outputs, eights)
+        defines = _FORM_DEFINES.get(name, ())
+        lines = outputs * 2 if {"GATED", "GATHERED"} <= {*defines} else outputs
+        eights = 1 if rows <= 8 or "GATHERED" in defines else 2
+        lots = rows if "GATHERED" in defines else -(-rows // (eights * 8))
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, lines, eights)
         return LaunchConfig(
             self._template(groups, eights, cut),
-            (lots * -(-outputs // (cut.tiles * 16)), 1, 1),
+            (lots * -(-lines // (cut.tiles * 16)), 1, 1),
             cut.warps * 32,
             (OutputSpec((rows, outputs // parts), self._dtype),),
         )

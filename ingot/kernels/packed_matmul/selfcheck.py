@@ -23,6 +23,8 @@ from ingot.kernels.packed_matmul.experts import (
 )
 from ingot.kernels.packed_matmul.kernels import (
     PACKED_TUNING,
+    ExpertCurve,
+    GatedExpertWeights,
     PackedCut,
     PackedFormat,
     PackedProduct,
@@ -39,7 +41,11 @@ PackedKey = tuple[PackedFormat, mx.Dtype, bool, int, tuple[PackedCut, ...], int]
 columns, how outputs are tiled, and how many the last tile lacks."""
 
 
-class CheckedPacked(Verdicts[PackedKey | PackedFormat, bool]):
+GatedKey = tuple[PackedKey, ExpertCurve, bool]
+"""The same of experts with gates, and whether they have biases."""
+
+
+class CheckedPacked(Verdicts[PackedKey | GatedKey | PackedFormat, bool]):
     """The packed products of a device. Metal uses MLX's."""
 
     scratch: UnpackScratch | None = None
@@ -58,6 +64,14 @@ class CheckedPacked(Verdicts[PackedKey | PackedFormat, bool]):
         if not self._first_right(_packed_key(weights), [True], lambda _: check_packed_product(self._device, weights)):
             return None
         return packed_product(self._device, weights.packing, weights.scales.dtype)
+
+    def gated_experts(self, experts: GatedExpertWeights) -> PackedProduct | None:
+        """What multiplies by weights of experts and their gates at once; None where nothing does rightly."""
+        key = (_packed_key(experts.gate), experts.curve, experts.biases is not None)
+        product = self.of(experts.gate)
+        if product is None or not self._first_right(key, [True], lambda _: check_gated_experts(self._device, experts)):
+            return None
+        return product
 
     def reserve(self, layers: Iterable[PackedWeights]) -> None:
         """Memory for unpacking weights for many rows: enough for the largest weights that several layers have, except
@@ -104,6 +118,18 @@ def check_packed_product(device: Device, weights: PackedWeights) -> str | None:
     )
 
 
+def check_gated_experts(device: Device, experts: GatedExpertWeights) -> str | None:
+    """The first wrong product of a layer's experts and their gates."""
+    weights = experts.gate
+    key = _packed_key(weights), experts.curve, experts.biases is not None
+    return check_cases(
+        device,
+        ("gated experts", *key),
+        lambda: packed_product(device, weights.packing, weights.scales.dtype),
+        lambda product: _gated_experts(product, experts),
+    )
+
+
 def check_scratch(device: Device, scratch: UnpackScratch, weights: PackedWeights) -> str | None:
     """The first wrong product with weights that are unpacked into `scratch`."""
 
@@ -140,6 +166,33 @@ def _gathered(product: PackedProduct, weights: PackedWeights) -> Iterator[Case]:
     for i, expert in enumerate(chosen):
         own, row = output[i : i + 1], x[i // 2 : i // 2 + 1]
         yield from _ends(f"gather differs for {weights}", own, row, weights.part(expert))
+
+
+def _gated_experts(product: PackedProduct, experts: GatedExpertWeights) -> Iterator[Case]:
+    assert experts.gate.experts is not None
+    chosen = mx.array([experts.gate.experts - 1, 0, experts.gate.experts // 2, 0], mx.int32)
+    x = _random_rows(2, experts.gate)
+    gate, up = (product.gather(x, weights, chosen) for weights in (experts.gate, experts.up))
+    if experts.biases is not None:
+        gate, up = (part + bias[chosen] for part, bias in zip((gate, up), experts.biases, strict=True))
+    expected = _curved(experts, gate.astype(mx.float32), up.astype(mx.float32))
+    # Each operation rounds.
+    yield Case(
+        f"gates of experts differ for {experts.gate}",
+        product.gather_gated(x, experts, chosen),
+        expected,
+        4 * BOUNDS[experts.gate.scales.dtype],
+    )
+
+
+def _curved(experts: GatedExpertWeights, gate: mx.array, up: mx.array) -> mx.array:
+    if experts.curve == "silu":
+        return gate * mx.sigmoid(gate) * up
+    if experts.curve == "gelu_tanh":
+        return 0.5 * gate * (1 + mx.tanh(0.79788456 * (gate + 0.044715 * gate**3))) * up
+    slope, limit = experts.numbers[0], experts.numbers[1]
+    gate = mx.minimum(gate, limit)
+    return gate * mx.sigmoid(slope * gate) * (1 + mx.clip(up, -limit, limit))
 
 
 def _ends(message: str, output: mx.array, x: mx.array, weights: PackedWeights, *, slack: int = 1) -> Iterator[Case]:

@@ -12,9 +12,11 @@ from ingot.models.families.description import (
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
+    MoeSpec,
     MtpSpec,
     NormSpec,
     SharedKvSpec,
+    biased_moe,
     two_blocks,
 )
 
@@ -98,12 +100,18 @@ FAMILIES = (
         "deepseek_v3",
         attention={"DeepseekV3Attention": _LATENT_ATTENTION},
         mlps={"DeepseekV3MLP": MlpSpec()},
+        moes={"DeepseekV3MoE": biased_moe()},
+        layers={"DeepseekV3DecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
     ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
     # dots.llm1.
     ModelFamily(
-        "dots1", attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"Dots1MLP": MlpSpec()}
+        "dots1",
+        attention={"Dots1Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"Dots1MLP": MlpSpec()},
+        moes={"Dots1MoE": biased_moe(experts="experts")},
+        layers={"Dots1DecoderLayer": two_blocks()},
     ),
     # ERNIE 4.5.
     ModelFamily(
@@ -150,6 +158,8 @@ FAMILIES = (
         "exaone_moe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), rotates="use_rope")},
         mlps={"MLP": MlpSpec()},
+        moes={"MoE": biased_moe(eps=1e-20)},
+        layers={"DecoderLayer": two_blocks()},
     ),
     # Falcon H1, whose layers have attention and a scan side by side.
     ModelFamily(
@@ -255,12 +265,16 @@ FAMILIES = (
         "glm4_moe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec()},
+        moes={"MoE": biased_moe()},
+        layers={"DecoderLayer": two_blocks()},
         head=MtpSpec(),
     ),
     ModelFamily(
         "glm4_moe_lite",
         attention={"Glm4MoeLiteAttention": _LATENT_ATTENTION},
         mlps={"Glm4MoeLiteMLP": MlpSpec()},
+        moes={"Glm4MoeLiteMoE": biased_moe()},
+        layers={"Glm4MoeLiteDecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
     # GPT-J and GPT-NeoX.
@@ -292,6 +306,12 @@ FAMILIES = (
                 heads="num_attention_heads", kv_heads="num_key_value_heads", scale="sm_scale", sinks="sinks"
             )
         },
+        moes={
+            "MLPBlock": MoeSpec(
+                top="num_experts_per_tok", router="router", experts="experts", scores="logits", later=True
+            )
+        },
+        layers={"TransformerBlock": two_blocks()},
     ),
     # IBM's Granite.
     ModelFamily(
@@ -300,7 +320,12 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": two_blocks(multiplier="residual_multiplier")},
     ),
-    ModelFamily("granitemoe", attention={"GraniteMoeAttention": AttentionSpec()}),
+    ModelFamily(
+        "granitemoe",
+        attention={"GraniteMoeAttention": AttentionSpec()},
+        moes={"GraniteMoeMoE": MoeSpec(top="router.top_k", router="router.layer", scores="logits", later=True)},
+        layers={"GraniteMoeDecoderLayer": two_blocks(mlp="block_sparse_moe", multiplier="residual_multiplier")},
+    ),
     ModelFamily(
         "granitemoehybrid",
         attention={"GraniteMoeHybridAttention": AttentionSpec()},

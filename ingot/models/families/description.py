@@ -115,6 +115,35 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts (MoE): which experts a router chooses for a token, and how it weighs what these give. Names
+    may be dotted paths; what a module does not have is None there, or missing."""
+
+    top: str = "top_k"  # how many experts a token has
+    router: str = "gate"  # the router: a linear layer, or a module whose weight it multiplies by
+    experts: str = "switch_mlp"
+    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"  # of all experts; chosen logits have a softmax
+    normed: str | bool = True  # whether chosen scores are divided by their sum
+    eps: float = 0.0  # what is added to that sum
+    bias: str | None = None  # added to scores where experts are chosen, not where they are weights
+    groups: tuple[str, str] | None = None  # how many groups of experts there are, and how many may be chosen from
+    scale: str | None = None  # what all weights are multiplied by
+    later: bool = False  # of experts with the same score the later ones are chosen
+    shared: str | None = None  # an MLP that all tokens have, where there is one
+    shared_gate: str | None = None  # whose sigmoid multiplies what that gives
+
+
+def biased_moe(**options: Any) -> MoeSpec:
+    """DeepSeek V3's, which many have taken over."""
+    names: dict[str, Any] = {
+        **{"top": "gate.top_k", "scores": "sigmoid", "normed": "gate.norm_topk_prob"},
+        **{"bias": "gate.e_score_correction_bias", "groups": ("gate.n_group", "gate.topk_group")},
+        **{"scale": "gate.routed_scaling_factor", "shared": "shared_experts"},
+    }
+    return MoeSpec(**{**names, **options})
+
+
+@dataclass(frozen=True)
 class NormSpec:
     """A norm of the family's own class."""
 
@@ -230,6 +259,7 @@ class ModelFamily:
     name: str  # the module's, which is the `model_type` of its configs
     attention: Mapping[str, AttentionSpec] = field(default_factory=dict)
     mlps: Mapping[str, MlpSpec] = field(default_factory=dict)  # classes that compute nothing else
+    moes: Mapping[str, MoeSpec] = field(default_factory=dict)
     recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
@@ -244,5 +274,8 @@ class ModelFamily:
     def classes(self) -> frozenset[str]:
         """The names of all described classes."""
         return frozenset(
-            (*self.attention, *self.mlps, *self.recurrences, *self.norms, *self.ropes, *self.chunked, *self.layers)
+            (
+                *(*self.attention, *self.mlps, *self.moes, *self.recurrences, *self.norms, *self.ropes),
+                *(*self.chunked, *self.layers),
+            )
         )

@@ -12,6 +12,7 @@ from ingot.models.families.description import (
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
+    MoeSpec,
     MtpSpec,
     NormSpec,
     PositionScaleSpec,
@@ -152,7 +153,12 @@ FAMILIES = (
     # Mamba 2.
     ModelFamily("mamba2", recurrences={"Mamba2Block": Mamba2Spec()}),
     # JetBrains' Mellum.
-    ModelFamily("mellum", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))}),
+    ModelFamily(
+        "mellum",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        moes={"MellumSparseMoeBlock": MoeSpec(normed="norm_topk_prob", later=True)},
+        layers={"MellumDecoderLayer": two_blocks()},
+    ),
     # Xiaomi's MiMo.
     ModelFamily(
         "mimo",
@@ -211,7 +217,10 @@ FAMILIES = (
     ),
     # Mistral's models that are not Llamas to mlx-lm.
     ModelFamily(
-        "mixtral", attention={"MixtralAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")}
+        "mixtral",
+        attention={"MixtralAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
+        moes={"MixtralSparseMoeBlock": MoeSpec(top="num_experts_per_tok", scores="logits")},
+        layers={"MixtralDecoderLayer": two_blocks(mlp="block_sparse_moe")},
     ),
     ModelFamily(
         "ministral3", attention={"Attention": AttentionSpec(token_scale="attn_scale")}, mlps={"MLP": MlpSpec()}

@@ -14,6 +14,7 @@ from ingot.models.families.description import (
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
+    MoeSpec,
     MtpSpec,
     NormSpec,
     two_blocks,
@@ -102,7 +103,12 @@ FAMILIES = (
         layers={"Olmo3DecoderLayer": _OLMO_LAYER},
     ),
     ModelFamily("olmo_hybrid", attention={"Attention": _OLMO_ATTENTION}, mlps={"MLP": MlpSpec()}),
-    ModelFamily("olmoe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)}),
+    ModelFamily(
+        "olmoe",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)},
+        moes={"OlmoeSparseMoeBlock": MoeSpec(normed="norm_topk_prob")},
+        layers={"TransformerBlock": two_blocks()},
+    ),
     # Apple's OpenELM.
     ModelFamily(
         "openelm",
@@ -178,7 +184,15 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": two_blocks()},
     ),
-    ModelFamily("qwen2_moe", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "qwen2_moe",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        moes={
+            "Qwen2MoeSparseMoeBlock": MoeSpec(normed=False, shared="shared_expert", shared_gate="shared_expert_gate")
+        },
+        layers={"Qwen2MoeDecoderLayer": two_blocks()},
+    ),
     ModelFamily(
         "qwen3",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
@@ -186,7 +200,11 @@ FAMILIES = (
         layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily(
-        "qwen3_moe", attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))}, mlps={"MLP": MlpSpec()}
+        "qwen3_moe",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
+        mlps={"MLP": MlpSpec()},
+        moes={"Qwen3MoeSparseMoeBlock": MoeSpec(normed="norm_topk_prob", later=True)},
+        layers={"Qwen3MoeDecoderLayer": two_blocks()},
     ),
     ModelFamily(
         "qwen3_next",
@@ -196,6 +214,11 @@ FAMILIES = (
             )
         },
         mlps={"Qwen3NextMLP": MlpSpec()},
+        moes={
+            "Qwen3NextSparseMoeBlock": MoeSpec(
+                normed="norm_topk_prob", later=True, shared="shared_expert", shared_gate="shared_expert_gate"
+            )
+        },
         recurrences={"Qwen3NextGatedDeltaNet": GatedDeltaSpec(joint=True)},
         layers={"Qwen3NextDecoderLayer": two_blocks(("linear_attn", "self_attn"))},
         head=_QWEN_MTP,

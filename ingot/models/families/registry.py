@@ -15,6 +15,7 @@ from ingot.models.families.description import (
     LayerSpec,
     MlpSpec,
     ModelFamily,
+    MoeSpec,
     MtpSpec,
     NormSpec,
     RecurrenceSpec,
@@ -65,6 +66,11 @@ def attention_spec_of(module: object) -> AttentionSpec | None:
 def mlp_spec_of(module: object) -> MlpSpec | None:
     """Of an MLP of a known class."""
     return _family_of(module).mlps.get(type(module).__name__)
+
+
+def moe_spec_of(module: object) -> MoeSpec | None:
+    """Of a mixture of experts of a known class."""
+    return _family_of(module).moes.get(type(module).__name__)
 
 
 def recurrence_spec_of(module: object) -> RecurrenceSpec | None:

@@ -29,7 +29,6 @@ from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, ReplayStage, replay_stage
 from ingot.kernels.decode_graph.kernels import store_addresses
-from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
@@ -46,9 +45,9 @@ from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.kernels.recurrent.kernels import RecurrentSpans
+from ingot.kernels.selfcheck import first_wrong
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
-from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear
 from ingot.models.layers.graph_inputs import (
     GraphAttentionInputs,
     LoraGraphs,
@@ -69,6 +68,7 @@ from ingot.models.layers.graph_layers import (
 )
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
+from ingot.models.layers.mlp import all_fixed_experts
 from ingot.models.layers.modules import extend
 from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
@@ -158,6 +158,7 @@ class _GraphStep:
     spans: mx.array | None  # of the rows of recurrent layers, if there are any
     token_loras: mx.array | None  # each token's adapter, where some have one
     lora_version: int
+    has_fixed_experts: bool = False  # each token has the first one alone, whichever its router chooses
 
     @property
     def inputs(self) -> list[mx.array]:
@@ -188,6 +189,7 @@ class _GraphStep:
             tuple(rows.coded for rows in self.rows),
             0 if self.layer_inputs is None else self.layer_inputs.shape[1],
             self.lora_version,
+            self.has_fixed_experts,
         )
 
 
@@ -201,6 +203,7 @@ class _GraphKey(NamedTuple):
     coded: tuple[bool, ...]  # whether some pages of a group are in fewer bits
     layer_inputs: int  # numbers that the layers of a token are given besides hidden states
     lora_version: int = 0  # of the adapters; 0: no token has one
+    has_fixed_experts: bool = False
 
     def resized(self, tokens: int, rows: tuple[RowBounds, ...]) -> _GraphKey:
         angles = tuple((tokens, *shape[1:]) if len(shape) == 2 else shape for shape in self.angles)
@@ -212,10 +215,7 @@ class DecodeGraphs:
 
     def __init__(self, layers: Sequence[nn.Module], parts: GraphLayers, stage: ReplayStage) -> None:
         self.layers, self._parts, self._stage = layers, parts, stage
-        self.most_tokens = min(
-            MOST_ROWS if isinstance(each.linear, DenseKernelLinear) else FEW_ROWS for each in parts.products
-        )
-        """Tokens that a graph is captured for."""
+        self.most_tokens = parts.most_tokens
         self.loras = LoraGraphs(parts.products, stage)
         self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
@@ -275,23 +275,30 @@ class DecodeGraphs:
         self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: _GraphStep
     ) -> mx.array:
         """The result of the layers' own modules. Before, the graph writes nearly the same KV to the same slots."""
-        nudged = nudged_states(x, float(mx.finfo(x.dtype).eps))
-        moved = self._run_on_copies(states, lambda: self._run_layers(nudged, calls))
         try:
-            found = self._run_on_copies(states, lambda: self._replay(x, states, step))
+            reason = self._difference_from_layers(x, calls, states, step)
+            if reason is not None and self._parts.has_experts:  # routers may waver between them
+                with all_fixed_experts(self.layers):
+                    reason = self._difference_from_layers(x, calls, states, replace(step, has_fixed_experts=True))
         except (RuntimeError, ValueError) as error:
-            self._refuse(" ".join(str(error).split())[:300], step)
-            return self._run_layers(x, calls)
-        y = self._run_layers(x, calls)
-        right = [[y], *zip(*self._recurrent_arrays(states), strict=True)]
-        differences = [_difference(*each) for each in zip(right, found, moved, strict=True)]
-        if (reason := next((reason for reason in differences if reason is not None), None)) is not None:
+            reason = " ".join(str(error).split())[:300]
+        if reason is not None:
             self._refuse(reason, step)
-        if step.lora_version:
+        elif step.lora_version:
             self.loras.compared_version = step.lora_version
         else:
             self._trials += 1
-        return y
+        return self._run_layers(x, calls)
+
+    def _difference_from_layers(
+        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: _GraphStep
+    ) -> str | None:
+        """How a graph's results, and the states that it leaves, differ from those of the layers' own modules."""
+        nudged = nudged_states(x, float(mx.finfo(x.dtype).eps))
+        moved = self._run_on_copies(states, lambda: self._run_layers(nudged, calls))
+        found = self._run_on_copies(states, lambda: self._replay(x, states, step))
+        right = self._run_on_copies(states, lambda: self._run_layers(x, calls))
+        return first_wrong(_difference(*each) for each in zip(right, found, moved, strict=True))
 
     def _run_on_copies(self, states: Sequence[Any], run: Callable[[], mx.array]) -> list[Sequence[mx.array]]:
         """What it returns, and the tails and the states that it would leave of all recurrent layers."""
@@ -441,7 +448,7 @@ class DecodeGraphs:
             self.refusal = self.refusal or "they would find keys and values where no kernel reads them"
         if self._context is None or self.refusal is not None or not self._stage.takes_time:
             return
-        usual = next(reversed(self._replays))[1]._replace(lora_version=0)
+        usual = next(reversed(self._replays))[1]._replace(lora_version=0, has_fixed_experts=False)
         singles, drafts = [(room, room, 1) for room in ROOM_SIZES], [(width, 1, width) for width in WIDTHS[1:]]
         keys = [
             usual.resized(
@@ -464,11 +471,14 @@ class DecodeGraphs:
         layers = None if not key.layer_inputs else capture.give((tokens, key.layer_inputs), context.dtype)
         inputs = self._give_inputs(capture, context, key)
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
+        slots = next(each.slots for each in inputs.values() if isinstance(each, GraphAttentionInputs))
         added, residuals = None, iter(parts.residuals)
         for number, layer in enumerate(parts.layers):
             for part in layer.parts:
                 states, normed = next(residuals)(capture, states, added)
-                added = part.capture(capture, normed, StepInputs(inputs.get(number), loras, layers))
+                added = part.capture(
+                    capture, normed, StepInputs(inputs.get(number), slots, loras, layers, key.has_fixed_experts)
+                )
         capture.result, _ = next(residuals)(capture, states, added)
         return capture
 

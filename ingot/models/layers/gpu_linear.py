@@ -31,10 +31,10 @@ class JoinedLinear:
     """Linear layers whose outputs are concatenated. The layers work as before, with views of the joined weights, so
     that nothing is in memory twice. It is no module of the model's, as it owns no weights."""
 
-    def __init__(self, layers: Sequence[Any], names: Sequence[str] = ()) -> None:
+    def __init__(self, layers: Sequence[Any], names: Sequence[str] = (), *, apart: bool = False) -> None:
         """Layers that are alike, or one. While they are joined, their weights exist twice. `names` are their attribute
-        names in the module that has them."""
-        self.parts, self.names = tuple(layers), tuple(names)
+        names in the module that has them. `apart`: where this product is not used, the layers are."""
+        self.parts, self.names, self.apart = tuple(layers), tuple(names), apart
         self.added: LoraMatrixStack | None = None
         """What adapters add, where some are for these layers."""
         self.linear: Any = layers[0] if len(layers) == 1 else _join_weights(layers)
@@ -81,9 +81,9 @@ def joined_linears_of(model: nn.Module) -> list[JoinedLinear]:
     return [value for module in model.modules() for value in vars(module).values() if isinstance(value, JoinedLinear)]
 
 
-def join_linears(*layers: nn.Module, names: Sequence[str] = ()) -> JoinedLinear | None:
-    """None where they cannot be joined. `names`: see `JoinedLinear`."""
-    return JoinedLinear(layers, names) if can_join_linears(*layers) else None
+def join_linears(*layers: nn.Module, names: Sequence[str] = (), apart: bool = False) -> JoinedLinear | None:
+    """None where they cannot be joined. `names`, `apart`: see `JoinedLinear`."""
+    return JoinedLinear(layers, names, apart=apart) if can_join_linears(*layers) else None
 
 
 def can_join_linears(*layers: nn.Module) -> bool:
@@ -223,9 +223,9 @@ DENSE_KERNELS: dict[type, type] = {nn.Linear: DenseKernelLinear, nn.Embedding: D
 
 def swap_dense_layers(model: nn.Module, kernels: CheckedDense) -> int:
     """Swap plain layers for ones whose rows keep their bits, where that is correct; returns how many were swapped.
-    Joined products are swapped instead of their layers, which nothing multiplies by any more."""
+    Joined products are swapped instead of their layers, where nothing multiplies by these any more."""
     products = joined_linears_of(model)
-    joined = {id(part) for product in products for part in product.parts}
+    joined = {id(part) for product in products if not product.apart for part in product.parts}
     alone = [module for _, module in model.named_modules() if id(module) not in joined]
     layers = [*(product.linear for product in products), *alone]
     kernels.meet(_dense_weights(layer) for layer in layers if type(layer) in DENSE_KERNELS)

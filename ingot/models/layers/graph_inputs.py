@@ -57,10 +57,14 @@ class StepInputs:
     """What all parts of a layer may read besides hidden states."""
 
     mixer: MixerInputs | None
+    slots: mx.array
+    """For each token's keys in some layer: negative for tokens that are not there."""
     loras: mx.array | None
     """The adapter of each token, where some have one."""
     layers: mx.array | None
     """What each layer is given: [tokens, layers * size]."""
+    has_fixed_experts: bool = False
+    """Whether each token has the first expert alone, whichever its router chooses."""
 
 
 class SlabAddresses:

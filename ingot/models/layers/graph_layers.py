@@ -25,16 +25,25 @@ from ingot.kernels.decode_graph.kernels import (
     gate_input,
     gate_states,
 )
+from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.lora import add_lora_products
+from ingot.kernels.moe.kernels import SharedOutput, combine_experts
 from ingot.kernels.recurrent.kernels import RecurrentKernels
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
-from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear, join_linears
+from ingot.models.layers.gpu_linear import (
+    FEW_ROWS,
+    DenseKernelLinear,
+    JoinedLinear,
+    QuantizedKernelLinear,
+    join_linears,
+)
 from ingot.models.layers.graph_inputs import GraphAttentionInputs, RecurrentInputs, StepInputs, lora_matrices_of
 from ingot.models.layers.layer_program import LayerInputBlock, LayerProgram, decoder_layers_of, layer_program_of
 from ingot.models.layers.mlp import JoinedMLP
 from ingot.models.layers.modules import own_class
+from ingot.models.layers.moe import JoinedMoe, MoeKernels
 from ingot.models.layers.norms import is_rms_norm, norm_factor
 from ingot.models.layers.recurrent import KernelRecurrence
 from ingot.models.layers.rope import KernelRope
@@ -172,6 +181,57 @@ class MlpPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MoePart:
+    """A mixture of experts, and the expert that all tokens have."""
+
+    kernels: MoeKernels
+    router: JoinedLinear
+    shared: MlpPart | None
+    gate: JoinedLinear | None  # of what that gives
+
+    @classmethod
+    def of(cls, module: JoinedMoe) -> MoePart:
+        name, spec = own_class(module).__name__, module._spec
+        if module.kernels is None:
+            raise UncoveredPartError(f"{module.lacking} of {name}")
+        shared = None if spec.shared is None else module.get(spec.shared)
+        if shared is not None and not isinstance(shared, JoinedMLP):
+            raise UncoveredPartError(f"{own_class(shared).__name__} of {name}")
+        router, gate = _covered_product(module.router_product), None
+        if shared is not None and spec.shared_gate is not None:
+            gate = router if module.joined_gate is None else _covered_product(module.joined_gate)
+        return cls(module.kernels, router, None if shared is None else MlpPart.of(shared), gate)
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        own = (self.router,) if self.gate is None or self.gate is self.router else (self.router, self.gate)
+        return own if self.shared is None else (*own, *self.shared.products)
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        kernels = self.kernels
+        logits = multiply_with_lora(capture, self.router, states, inputs.loras)
+        chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
+        chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
+        gated = kernels.gated_product.by(capture).gather_gated(states, kernels.gated, chosen)
+        given = kernels.down_product.by(capture).launched_gather(gated, kernels.down, chosen)
+        shared = self._shared(capture, states, logits, inputs)
+        top, bias = kernels.router.shape.top, kernels.down_bias
+        return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)
+
+    def _shared(
+        self, capture: GraphCapture, states: mx.array, logits: mx.array, inputs: StepInputs
+    ) -> SharedOutput | None:
+        if self.shared is None:
+            return None
+        output = self.shared.capture(capture, states, inputs)
+        if self.gate is None:
+            return SharedOutput(output)
+        if self.gate is self.router:
+            return SharedOutput(output, logits, self.kernels.router.shape.experts)
+        return SharedOutput(output, multiply_with_lora(capture, self.gate, states, inputs.loras))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerInputPart:
     """What a layer is given besides hidden states, gated and projected."""
 
@@ -224,6 +284,15 @@ class GraphLayers:
     """Of hidden states."""
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that a graph is captured for."""
+        return min(MOST_ROWS if isinstance(each.linear, DenseKernelLinear) else FEW_ROWS for each in self.products)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(part, MoePart) for layer in self.layers for part in layer.parts)
+
+    @property
     def takes_layer_inputs(self) -> bool:
         """Whether layers are given something besides hidden states."""
         return any(isinstance(part, LayerInputPart) for layer in self.layers for part in layer.parts)
@@ -247,10 +316,10 @@ def graph_layers_of(model: Any) -> GraphLayers:
         GraphLayer(tuple(_part_of(block.part, number) for block in program.blocks))
         for number, program in enumerate(programs)
     ]
-    if not any(isinstance(layer.mixer, AttentionPart) for layer in layers):
+    attention = next((layer.mixer for layer in layers if isinstance(layer.mixer, AttentionPart)), None)
+    if attention is None:
         raise UncoveredPartError("layers without attention")
-    size = layers[0].parts[-1].products[-1].linear.weight.shape[0]
-    return GraphLayers(layers, _residual_norms(programs), size)
+    return GraphLayers(layers, _residual_norms(programs), attention.out.linear.weight.shape[0])
 
 
 def _joint_norm(module: MixedAttention) -> JointNorm | None:
@@ -283,6 +352,8 @@ def _part_of(module: Any, number: int) -> GraphPart:
         return LayerInputPart.of(module, number)
     if isinstance(module, JoinedMLP):
         return MlpPart.of(module)
+    if isinstance(module, JoinedMoe):
+        return MoePart.of(module)
     if isinstance(module, KernelRecurrence):
         return RecurrentPart.of(module)
     if isinstance(module, MixedAttention):

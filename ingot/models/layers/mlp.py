@@ -8,8 +8,8 @@ kernels do that, and the tokens stay in their order.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -290,6 +290,15 @@ def fixed_experts(model: nn.Module) -> AbstractContextManager[None] | None:
         (path, module) for path, module in found if not any(path.startswith(f"{other}.") for other, _ in found)
     ]
     return temporarily_extended(model, outermost, _FirstExpert) if outermost else None
+
+
+@contextmanager
+def all_fixed_experts(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """The same of several modules, where they have experts."""
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(fixed_experts(layer) or nullcontext())
+        yield
 
 
 def _takes_expert_indices(module: nn.Module) -> bool:

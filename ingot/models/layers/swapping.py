@@ -41,6 +41,7 @@ from ingot.models.layers.mlp import (
     swap_switch_mlps,
 )
 from ingot.models.layers.modules import extend, own_class, restored_module
+from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
@@ -169,7 +170,7 @@ def is_tiled(model: nn.Module) -> bool:
 
 STAND_INS = (
     *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelRecurrence, GatedMLP),
-    *(JoinedMLP, GroupedSwitchGLU, LayerInputsDecoder),
+    *(JoinedMLP, JoinedMoe, GroupedSwitchGLU, LayerInputsDecoder),
 )
 """Classes whose modules replace mlx-lm's and share their weights."""
 
@@ -206,11 +207,14 @@ def swap_modules(
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gated_mlps(model)
+        if device.kind == "cuda":
+            join_moes(model)
         join_layer_inputs(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
             swap_switch_mlps(model, kernels.experts)
             swap_dense_layers(model, kernels.dense)
+            find_moe_kernels(model, kernels)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)
         return False

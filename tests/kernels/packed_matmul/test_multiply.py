@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +16,14 @@ from ingot.kernels.packed_matmul.kernels import (
     DTYPES,
     GROUPS,
     PACKED_TUNING,
+    ExpertCurve,
+    GatedExpertWeights,
     PackedCut,
     PackedFormat,
     PackedProduct,
     PackedTuning,
 )
+from ingot.upstream import import_upstream
 from tests.kernels.packed_matmul.weights import BOUNDS, activations, exact, experts, off, packed, product
 from tests.kernels.paged_attention.memory import emulated
 
@@ -64,6 +69,51 @@ def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
     for number, expert in enumerate(chosen):
         row = x[number // 2 : number // 2 + 1]
         assert mx.array_equal(found[number : number + 1], multiply(row, weights.part(expert)))
+
+
+def curve_of(curve: ExpertCurve, gate: mx.array, up: mx.array) -> mx.array:
+    """As mlx-lm's experts compute it."""
+    activations = import_upstream("mlx_lm.models.activations")
+    if curve == "clipped":
+        found: mx.array = activations.swiglu_oai(gate, up, 1.5, 2.0)
+        return found
+    return (nn.silu(gate) if curve == "silu" else nn.gelu_approx(gate)) * up
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("curve", ["silu", "gelu_tanh", "clipped"])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("packing", "outputs", "groups"), [(FOURS, 24, 7), (FOURS, 37, 16), (PackedFormat(8, 32), 40, 10)]
+)
+def test_experts_gate_what_they_let_through(
+    packing: PackedFormat, outputs: int, groups: int, biased: bool, curve: ExpertCurve, dtype: mx.Dtype
+) -> None:
+    gate, up = (experts(packing, 5, outputs, packing.group * groups, dtype, seed) for seed in (0, 1))
+    x, multiply, chosen = activations(3, gate.columns, dtype) / 8, product(packing, dtype), [4, 0, 2, 2, 1, 4]
+    biases = (activations(5, outputs, dtype, 5), activations(5, outputs, dtype, 6)) if biased else None
+    numbers, picked = mx.array([1.5, 2.0]), mx.array(chosen, mx.int32)
+    found = multiply.gather_gated(x, GatedExpertWeights(gate, up, curve, numbers, biases), picked)
+    parts = [multiply.gather(x, weights, picked) for weights in (gate, up)]
+    if biases is not None:
+        parts = [part + bias[picked] for part, bias in zip(parts, biases, strict=True)]
+    wanted = curve_of(curve, *(part.astype(mx.float32) for part in parts)).astype(dtype)
+    assert off(found, np.array(wanted.astype(mx.float32))) < 4 * BOUNDS[dtype]
+    for number in range(len(chosen)):
+        row = x[number // 2 : number // 2 + 1]
+        alone = multiply.gather_gated(
+            row, GatedExpertWeights(gate, up, curve, numbers, biases), picked[number : number + 1]
+        )
+        assert mx.array_equal(alone[0], found[number])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts_without_a_gate_square_what_is_above_zero(dtype: mx.Dtype) -> None:
+    weights, chosen = experts(FOURS, 3, 24, 64 * 5, dtype), mx.array([2, 0, 1, 2], mx.int32)
+    x, multiply = activations(2, weights.columns, dtype), product(FOURS, dtype)
+    wanted = mx.square(mx.maximum(multiply.gather(x, weights, chosen), 0))
+    assert mx.array_equal(multiply.gather_squared(x, weights, chosen), wanted)
 
 
 @pytest.mark.sampled(5)

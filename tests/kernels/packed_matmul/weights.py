@@ -19,8 +19,10 @@ def packed(packing: PackedFormat, outputs: int, columns: int, dtype: mx.Dtype, s
     return PackedWeights.of(packing, *quantized)
 
 
-def experts(packing: PackedFormat, count: int, outputs: int, columns: int, dtype: mx.Dtype) -> PackedWeights:
-    flat = packed(packing, count * outputs, columns, dtype)
+def experts(
+    packing: PackedFormat, count: int, outputs: int, columns: int, dtype: mx.Dtype, seed: int = 0
+) -> PackedWeights:
+    flat = packed(packing, count * outputs, columns, dtype, seed)
     parts = (part.reshape(count, outputs, -1) for part in (flat.weight, flat.scales, flat.biases))
     return PackedWeights(packing, *parts)
 

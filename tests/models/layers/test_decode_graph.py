@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx.utils import tree_map_with_path
 
 from bench import random_models
 from ingot.cache import footprint
@@ -21,9 +23,11 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.records import restore_row, take_record
+from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.decode_graph import capture
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
+from ingot.kernels.moe import selfcheck
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, WIDTHS, KernelRows
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.shapes import KVSplits
@@ -32,6 +36,10 @@ from ingot.models.kv_codec import with_kv_codec
 from ingot.models.layers import decode_graph
 from ingot.models.layers.decode_graph import AttentionKind, DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
+from ingot.models.layers.graph_inputs import StepInputs
+from ingot.models.layers.graph_layers import MoePart
+from ingot.models.layers.moe import JoinedMoe
+from ingot.models.layers.swapping import swap_modules
 from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
 from tests.memory import pretended
@@ -176,7 +184,70 @@ KINDS: dict[str, dict[str, Any]] = {
 """Layers of other families, whose windows are a few tokens longer than a page."""
 
 
+_EXPERTS = {
+    **{
+        "hidden_size": 64,
+        "num_experts": 12,
+        "num_local_experts": 12,
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 12,
+    },
+    **{"moe_intermediate_size": 64, "intermediate_size": 64, "norm_topk_prob": True, "rope_scaling": None},
+}
+_SHARED_EXPERT = {"n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1}
+_BIASED_CHOICE = {**_SHARED_EXPERT, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {"shared_expert_intermediate_size": 32},
+    "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
+    "qwen3_5_moe": {
+        **tiny.CONFIGS["kernel-hybrid"],
+        **{"num_hidden_layers": 2, "full_attention_interval": 2, "shared_expert_intermediate_size": 32},
+    },
+    "gpt_oss": {"sliding_window": 70, "layer_types": ["sliding_attention", "full_attention"]},
+    "glm4_moe": {**_BIASED_CHOICE, "partial_rotary_factor": 0.5, "use_qk_norm": True, "attention_bias": False},
+    "dots1": {**_BIASED_CHOICE, "attention_bias": False},
+    "exaone_moe": {
+        **_BIASED_CHOICE,
+        **{"is_moe_layer": [False, True], "sliding_window": 70},
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "mellum": {
+        **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70},
+        "rope_parameters": {
+            "sliding_attention": {"rope_theta": 1000.0},
+            "full_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+    },
+    "mixtral": {},
+    "olmoe": {},
+    "granitemoe": {
+        **{"attention_bias": False, "logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0},
+        "residual_multiplier": 0.5,
+    },
+}
+"""Families whose layers have experts."""
+
+
+@cache
+def mixture(kind: str, **changes: int) -> ModelAdapter:
+    """Each token has all experts, so that no way of rounding decides which; or so many."""
+
+    def biased(path: str, weight: mx.array) -> mx.array:
+        if path.endswith("e_score_correction_bias"):
+            return mx.random.normal(weight.shape, key=mx.random.key(1)) / 4
+        return weight
+
+    config = {**tiny.CONFIGS["kernel"], **MIXTURES[kind], **_EXPERTS, "model_type": kind, **changes}
+    model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
+    model.update(tree_map_with_path(biased, model.parameters()))
+    nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, each: hasattr(each, "to_quantized"))
+    mx.eval(model.parameters())
+    return adapt_model(model, config, engines.GPU)
+
+
 def adapted(kind: str) -> ModelAdapter:
+    if kind in MIXTURES:
+        return mixture(kind)
     if kind in KINDS:
         config = {**tiny.CONFIGS["kernel"], **KINDS[kind]}
         return adapt_model(random_models.build(config, spread=0.2, dtype=mx.bfloat16), config, engines.GPU)
@@ -262,7 +333,7 @@ def test_a_graph_has_kv_splits_for_a_window_wherever_it_lies(
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *MIXTURES])
 def test_layers_of_other_families_are_graphs_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of unequal lengths step over the ends of pages and of windows, by single tokens and by drafts."""
     adapter = shared(kind)
@@ -347,9 +418,9 @@ def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "qwen3_5_moe", "gpt_oss", "glm4_moe"])
 def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
-    adapter = shared(kind)
+    adapter = mixture(kind, num_experts_per_tok=3) if kind in MIXTURES else shared(kind)
     alone, among = Session(adapter, [70]), Session(adapter, [70, 3, 20])
     for token in (9, 8, 7):
         one = alone.run([token], [ForwardPart(tuple(alone.rows), 1)])
@@ -434,6 +505,39 @@ def test_prompts_are_run_by_the_layers_themselves() -> None:
     assert len(stack._replays) == before
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_token_has_the_experts_that_its_mixture_chooses(kind: str) -> None:
+    found = [each for each in mixture(kind, num_experts_per_tok=3).model.modules() if isinstance(each, JoinedMoe)]
+    assert found
+    for module in found:
+        x = mx.random.normal((16, 64), key=mx.random.key(1)).astype(mx.bfloat16)
+        output = MoePart.of(module).capture(Emulator(), x, StepInputs(None, mx.zeros((16, 2), mx.int32), None, None))
+        assert apart([output], [module(x[None])[0]]) < 2**-5
+
+
+def test_a_router_that_wavers_keeps_no_model_from_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_graph, "MOST_ROUNDING", 0.0)
+    fixed, run = [], decode_graph.DecodeGraphs._difference_from_layers
+
+    def wavering(self: DecodeGraphs, *given: Any) -> str | None:
+        fixed.append(given[-1].has_fixed_experts)
+        return run(self, *given) if fixed[-1] else "they differ"
+
+    monkeypatch.setattr(decode_graph.DecodeGraphs, "_difference_from_layers", wavering)
+    assert stacked(mixture.__wrapped__("qwen3_moe")).refusal is None
+    assert fixed == [False, True] * decode_graph.GRAPH_TRIALS
+
+
+def test_experts_that_give_something_else_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Emulator, text: KernelText) -> KernelText:
+        return text._replace(body=text.body.replace("if (BESIDE) {", "if (BESIDE) {\nwhole *= 2.0f;"))
+
+    monkeypatch.setattr(selfcheck, "check_moe_kernels", lambda *_: None)
+    monkeypatch.setattr(Emulator, "rewritten", broken)
+    assert "they differ by" in str(stacked(mixture.__wrapped__("glm4_moe")).refusal)
+
+
 @pretended
 def test_a_graph_that_says_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -488,13 +592,29 @@ def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch
         ("kernel", "products of Linear in float32"),
         ("kernel-window", "products of Linear in float32"),
         ("kernel-hybrid", "products of Linear in float32"),
-        ("moe", "layers of Qwen3MoeDecoderLayer"),
+        ("moe", "products of Linear in float32"),
     ],
 )
 def test_what_is_not_covered_keeps_its_own_layers_and_is_named(kind: str, part: str) -> None:
     adapter = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], engines.GPU)
     assert decode_graphs_of(adapter.model) is None
     assert f"layers run kernel by kernel, slower: a graph has no kernels for {part}" in adapter.notes
+
+
+@pytest.mark.parametrize(
+    ("packing", "part"),
+    [(None, "experts in bfloat16"), ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mxfp4 experts")],
+    ids=["plain", "mxfp4"],
+)
+def test_experts_that_are_not_covered_keep_their_layers_and_are_named(
+    packing: dict[str, Any] | None, part: str
+) -> None:
+    config = {**tiny.CONFIGS["kernel"], **MIXTURES["qwen3_moe"], **_EXPERTS, "model_type": "qwen3_moe"}
+    model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
+    if packing is not None:
+        nn.quantize(model, class_predicate=lambda path, _: "switch_mlp.g" in path, **packing)
+    swap_modules(model, engines.GPU, CheckedKernels(engines.GPU))
+    assert decode_graph.why_uncovered(model) == f"{part} of Qwen3MoeSparseMoeBlock"
 
 
 def test_layers_whose_pages_no_kernel_reads_are_not_graphs() -> None:

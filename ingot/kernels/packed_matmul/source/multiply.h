@@ -14,6 +14,9 @@
 // one of them: chosen [products], so many of which in turn are of one given row -> y [products, outputs]
 // With a RESIDUAL [rows, outputs] that is added to what was rounded. With GATED weights their first half is a gate's, and
 // silu(gate) * other half is given, each step of it rounded -> y [rows, outputs / 2]
+// GATED and GATHERED: the other half are arrays of their own, up_weight, up_scales, up_biases, and the curve is one of several,
+// with two numbers [2] -> y [products, outputs]; BIASED: gate_bias, up_bias [experts, outputs] are added to rounded products.
+// SQUARED: what is above zero is squared, the rest is zero.
 constexpr int LOT = GROUP / 4;
 constexpr int LOT_BYTES = LOT * BITS / 8;
 constexpr int BYTES = GROUP * BITS / 8;  // of a group of a row
@@ -52,11 +55,17 @@ const int steps = first_group < last_group ? (last_group - first_group + DEPTH -
 
 // The row of weights that is `row` of the threadgroup's: of gated ones eight of the gate, then eight of the other half. Those
 // beyond the last are read as the last, and their products thrown away.
-#ifdef GATED
+#if defined(GATED) && defined(GATHERED)
+#define LINE_OF(row) (first_line + least(part * (TILES * 8) + (row) / 16 * 8 + (row) % 8, outputs - 1))
+#define OF_ROW(row, own) ((row) % 16 < 8 ? own : up_##own)
+#elif defined(GATED)
 #define LINE_OF(row) \
   ((row) % 16 / 8 * (outputs / 2) + least(part * (TILES * 8) + (row) / 16 * 8 + (row) % 8, outputs / 2 - 1))
 #else
 #define LINE_OF(row) (first_line + least(part * (TILES * 16) + (row), outputs - 1))
+#endif
+#ifndef OF_ROW
+#define OF_ROW(row, own) own
 #endif
 
 // A stage is copied in pieces of sixteen bytes, or, where rows do not begin at multiples of those, in words.
@@ -68,13 +77,14 @@ const DEVICE unsigned char* piece_from[LANE_PIECES];
 for (int i = 0; i < LANE_PIECES; ++i) {
   const int piece = i * 32 + lane, row = least(piece / ROW_PIECES, TILES * 16 - 1);
   const size_t byte = ((size_t)LINE_OF(row) * groups + first_group) * BYTES + piece % ROW_PIECES * PIECE;
-  piece_from[i] = (const DEVICE unsigned char*)weight + byte;
+  piece_from[i] = (const DEVICE unsigned char*)OF_ROW(row, weight) + byte;
 }
 // Half of the lanes copy a tile's scales, half its biases.
 const DEVICE T* factor_from[TILES];
 #pragma unroll
 for (int tile = 0; tile < TILES; ++tile) {
-  factor_from[tile] = (lane < 16 ? scales : biases) + ((size_t)LINE_OF(tile * 16 + lane % 16) * groups + first_group);
+  const DEVICE T* const own = lane < 16 ? OF_ROW(lane % 16, scales) : OF_ROW(lane % 16, biases);
+  factor_from[tile] = own + ((size_t)LINE_OF(tile * 16 + lane % 16) * groups + first_group);
 }
 int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
 #define COPY()                                                                                                             \
@@ -111,8 +121,8 @@ for (int i = 0; i < LINES; ++i) {
 #define FETCH_FACTORS(step)                                                                                            \
   _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                  \
     const int there = groups - first_group - (step) * DEPTH;                                                           \
-    load_factors<T, DEPTH, ALIGNED>(next_scales[i], scales + (lines[i] + (step) * DEPTH), there);                      \
-    load_factors<T, DEPTH, ALIGNED>(next_biases[i], biases + (lines[i] + (step) * DEPTH), there);                      \
+    load_factors<T, DEPTH, ALIGNED>(next_scales[i], OF_ROW(i * 8, scales) + (lines[i] + (step) * DEPTH), there);       \
+    load_factors<T, DEPTH, ALIGNED>(next_biases[i], OF_ROW(i * 8, biases) + (lines[i] + (step) * DEPTH), there);       \
   }
 if (!COPIED && steps > 0) {
   FETCH_FACTORS(0)
@@ -256,6 +266,7 @@ for (int step = 0; step < steps; ++step) {
 #undef FETCH_FACTORS
 #undef FETCH_GIVEN
 #undef LINE_OF
+#undef OF_ROW
 
 wait_for_copies<0>();
 group_barrier();  // all have done with the stages: sums take their place
@@ -273,7 +284,11 @@ group_barrier();
   }
 #ifdef GATED
 constexpr int GIVEN = TILES * 8;  // outputs
+#ifdef GATHERED
+const int width = outputs;
+#else
 const int width = outputs / 2;
+#endif
 #else
 constexpr int GIVEN = TILES * 16;
 const int width = outputs;
@@ -287,10 +302,21 @@ for (int i = warp * 32 + lane; i < count; i += WARPS * 32) {
     const int at = row * (TILES * 16) + i % GIVEN / 8 * 16 + i % 8;
     SUM_AT(gate, at)
     SUM_AT(other, at + 8)
+#ifdef BIASED
+    gate = float(T(gate)) + float(gate_bias[first_line + output]);
+    other = float(T(other)) + float(up_bias[first_line + output]);
+#endif
+#ifdef GATHERED
+    y[to] = curved<CURVE>(T(gate), T(other), numbers[0], numbers[1]);
+#else
     y[to] = gated(T(gate), T(other));
+#endif
 #else
     SUM_AT(sum, i)
-#ifdef RESIDUAL
+#ifdef SQUARED
+    const float above = sum > 0.0f ? float(T(sum)) : 0.0f;
+    y[to] = T(above * above);
+#elif defined(RESIDUAL)
     y[to] = T(float(T(sum)) + float(residual[to]));
 #else
     y[to] = T(sum);

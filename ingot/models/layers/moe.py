@@ -1,0 +1,160 @@
+"""Mixtures of experts (MoE) on GPUs: what graphs multiply and launch for one of them, found at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.kernels.checked import CheckedKernels
+from ingot.kernels.moe.kernels import ExpertRouter, RouterShape
+from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
+from ingot.models.families.description import MoeSpec
+from ingot.models.families.registry import moe_spec_of
+from ingot.models.layers.gpu_linear import JoinedLinear, QuantizedKernelSwitchLinear, join_linears
+from ingot.models.layers.mlp import EXPERT_PROJECTIONS
+from ingot.models.layers.modules import extend, own_class, swap_each
+from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MoeKernels:
+    """What chooses a mixture's experts and multiplies by them."""
+
+    router: ExpertRouter
+    gated_product: PackedProduct
+    gated: GatedExpertWeights
+    down_product: PackedProduct
+    down: PackedWeights
+    down_bias: mx.array | None  # [experts, outputs]
+
+
+class JoinedMoe(nn.Module):
+    """Computes what the mixture that it extends computes; graphs find here what they launch for it."""
+
+    _spec: MoeSpec
+    joined_router: JoinedLinear | None
+    """Gives logits of experts, and behind them the gate of the expert that all tokens have, where these are alike."""
+    joined_gate: JoinedLinear | None
+    """Of that expert, where it is not."""
+    kernels: MoeKernels | None
+    lacking: str
+    """What there are no kernels for, where there are none."""
+
+    @property
+    def router_product(self) -> JoinedLinear | None:
+        """It is where adapters look for it: in the module that has the router."""
+        owner = self._spec.router.rpartition(".")[0]
+        product: JoinedLinear | None = (attrgetter(owner)(self) if owner else self).joined_router
+        return product
+
+
+def join_moes(model: nn.Module) -> int:
+    """Swap every known mixture of the model for one that graphs can take; returns how many were swapped."""
+    return swap_each(model, _joined_moe)
+
+
+def _joined_moe(module: nn.Module) -> nn.Module | None:
+    spec = moe_spec_of(module)
+    if spec is None:
+        return None
+    replacement: Any = extend(module, JoinedMoe, "Joined")
+    replacement._spec, replacement.kernels, replacement.lacking = spec, None, "experts"
+    replacement.joined_gate = None
+    path, _, name = spec.router.rpartition(".")
+    owner = attrgetter(path)(replacement) if path else replacement
+    router, gate_name = owner[name], spec.shared_gate or ""
+    gate = module.get(gate_name)
+    joined = None if gate is None or path else join_linears(router, gate, names=(name, gate_name), apart=True)
+    if joined is None and gate is not None:
+        replacement.joined_gate = join_linears(gate, names=(gate_name,), apart=True)
+    if not isinstance(router, nn.Linear | nn.QuantizedLinear):
+        router, name = _linear_of(router.weight), ""  # which adapters cannot be for
+    owner.joined_router = joined or join_linears(router, names=(name,), apart=True)
+    return replacement
+
+
+def _linear_of(weight: mx.array) -> nn.Linear:
+    linear = nn.Linear(1, 1, bias=False)
+    linear.weight = weight
+    return linear
+
+
+def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
+    """Find the kernels of all mixtures of a model whose products were swapped."""
+    for module in model.modules():
+        if isinstance(module, JoinedMoe):
+            found = _moe_kernels(module, kernels)
+            if isinstance(found, str):
+                module.lacking = found
+            else:
+                module.kernels = found
+
+
+def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str:
+    """Or what they are lacking."""
+    if getattr(module, "sharding_group", None) is not None:
+        return "experts of several ranks"
+    experts = attrgetter(module._spec.experts)(module)
+    if own_class(experts) is not SwitchGLU:
+        return f"experts of {own_class(experts).__name__}"
+    gate, up, down = projections = [experts[name] for name in EXPERT_PROJECTIONS]
+    for each in projections:
+        if not isinstance(each, QuantizedKernelSwitchLinear):
+            mode = getattr(each, "mode", None)
+            return f"experts in {each.weight.dtype}".replace("mlx.core.", "") if mode is None else f"{mode} experts"
+    if (gate._packed.packing, gate.weight.shape) != (up._packed.packing, up.weight.shape):
+        return "experts whose gates are packed otherwise"
+    curve = _curve_of(experts.activation)
+    if curve is None:
+        return f"experts gated by {type(experts.activation).__name__}"
+    biases = None if "bias" not in gate else (_bias_of(gate), _bias_of(up))
+    gated = GatedExpertWeights(gate._packed, up._packed, *curve, biases)
+    product, router = kernels.packed.gated_experts(gated), _router_of(module, kernels, gate._packed)
+    if product is None or router is None:
+        return "its experts" if product is None else "its choice of experts"
+    bias = _bias_of(down) if "bias" in down else None
+    return MoeKernels(router, product, gated, down._product, down._packed, bias)
+
+
+def _curve_of(activation: nn.Module) -> tuple[ExpertCurve, mx.array] | None:
+    """How gates are curved, and the numbers of the curve."""
+    if type(activation) is SwiGLU:
+        return "silu", mx.zeros(2)
+    if type(activation) is SwigluOAI:
+        return "clipped", mx.array([activation._alpha, activation._limit], mx.float32)
+    return None
+
+
+def _bias_of(linear: QuantizedKernelSwitchLinear) -> mx.array:
+    bias: mx.array = mx.contiguous(linear.bias.astype(linear._packed.scales.dtype))
+    return bias
+
+
+def _router_of(module: Any, kernels: CheckedKernels, weights: PackedWeights) -> ExpertRouter | None:
+    spec: MoeSpec = module._spec
+
+    def number(path: str | None, otherwise: Any) -> Any:
+        value = None if path is None else attrgetter(path)(module)
+        return otherwise if value is None else value
+
+    top = int(number(spec.top, None))
+    normed = spec.normed if isinstance(spec.normed, bool) else bool(number(spec.normed, False))
+    if spec.scores == "sigmoid" and top == 1:
+        normed = False  # as the families with such scores do
+    groups, top_groups = (1, 1) if spec.groups is None else (number(path, 1) for path in spec.groups)
+    shape = RouterShape(
+        weights.scales.shape[0],
+        top,
+        spec.scores,
+        "softmax" if spec.scores == "logits" else "sum" if normed else "none",
+        groups,
+        top_groups,
+        spec.later,
+    )
+    bias = None if spec.bias is None else attrgetter(spec.bias)(module)
+    scale = float(number(spec.scale, 1.0))
+    return kernels.moe.of(shape, weights.scales.dtype, bias=bias, eps=spec.eps, scale=scale)
