@@ -213,8 +213,8 @@ def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
         return None if spec.joint_by_group else join_linears(module[spec.joint], names=[spec.joint])
     if spec.shared_kv is not None and spec.shared_kv.projected:
         return None
-    names = spec.projections[:1] if module.reads_stored_kv else spec.projections
-    names = tuple(name for name in names if name in module)
+    wanted = spec.projections[:1] if module.reads_stored_kv else spec.projections
+    names = tuple(name for name in wanted if name in module)
     layers = [module[name] for name in names]
     sizes = {layer.weight.shape[0] for layer in layers[1:]}
     return join_linears(*layers, names=names) if len(sizes) <= 1 else None
