@@ -4,8 +4,8 @@ python -m bench.paged                            shapes of common models, eight 
 python -m bench.paged --lengths 1024,65536 --rows 1
 python -m bench.paged --lengths 32768 --widths 1,4,8        several queries per row, as for verification
 python -m bench.paged --lengths 32768 --widths 1,4,8 --matrix      with CUDA's matrix units, in several variants
-python -m bench.paged --shapes 16/2x512,20/1x512+64,128/1x512+64 --lengths 8192      large heads, and latents of 512 with 64
-                                                                                     numbers that are rotated
+python -m bench.paged --shapes 16/2x512,20/1x512+64,128/1x512+64 --lengths 8192      large heads, and latents of 512
+                                                                                     with 64 numbers that are rotated
 python -m bench.paged --split 256 --warps 8 --most 4 --run 4     without matrix units, another variant
 
 Bytes are those of the rows' keys and values. On a CPU it needs INGOT_AS=cuda or metal, and measures the emulator, which

@@ -65,6 +65,7 @@ FAMILIES = (
         "jamba",
         attention={"JambaAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"JambaMLP": MlpSpec()},
+        layers={"JambaDecoderLayer": two_blocks(("self_attn", "mamba"), "feed_forward", before_mlp="pre_ff_layernorm")},
     ),
     # Moonshot's Kimi.
     ModelFamily(

@@ -34,10 +34,10 @@ from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.layers import decode_graph
-from ingot.models.layers.decode_graph import AttentionKind, DecodeGraphs, decode_graphs_of
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
-from ingot.models.layers.graph_inputs import StepInputs
-from ingot.models.layers.graph_layers import MoePart
+from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
+from ingot.models.layers.graph_layers import GraphRun, MoePart, OwnBlock, OwnLayer
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.lora.loading import load_lora
@@ -361,7 +361,7 @@ def test_a_window_in_one_of_several_kv_splits_is_seen(monkeypatch: pytest.Monkey
         session = Session(adapter, [150, 3])
         found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(2)])
     assert apart(*found) < 2**-5
-    assert min(bound.splits for _, key in stack._replays for bound in key.rows) == 2
+    assert min(bound.splits for _, key, _ in stack._replays for bound in key.rows) == 2
 
 
 def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,6 +601,51 @@ def test_what_is_not_covered_keeps_its_own_layers_and_is_named(kind: str, part: 
     assert f"layers run kernel by kernel, slower: a graph has no kernels for {part}" in adapter.notes
 
 
+PARTLY: dict[str, tuple[dict[str, Any], str, list[type]]] = {
+    "experts": (
+        {
+            **MIXTURES["qwen3_moe"],
+            **_EXPERTS,
+            **{"model_type": "qwen3_moe", "num_hidden_layers": 4, "mlp_only_layers": [0, 2, 3]},
+        },
+        "experts whose gates are packed otherwise of Qwen3MoeSparseMoeBlock",
+        [GraphRun, OwnBlock, GraphRun],
+    ),
+    "recurrent": (
+        {
+            **{"model_type": "jamba", "num_hidden_layers": 4, "hidden_size": 128, "num_key_value_heads": 2},
+            **{"layers_block_type": ["attention", "mamba", "attention", "attention"], "num_experts": 1},
+            **{"attn_layer_offset": 0, "attn_layer_period": 2, "expert_layer_offset": 0, "expert_layer_period": 2},
+            **{"mamba_d_conv": 4, "mamba_d_state": 8, "mamba_expand": 2, "num_experts_per_tok": 1},
+        },
+        "JambaMambaMixer",
+        [GraphRun, OwnLayer, GraphRun],
+    ),
+}
+"""Models some of whose layers have a part without kernels, what that is, and what their steps are."""
+
+
+@pytest.mark.parametrize("kind", PARTLY)
+def test_a_part_without_kernels_is_computed_between_graphs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, part, runs = PARTLY[kind]
+    config = {**tiny.CONFIGS["kernel"], **changes}
+    model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
+    experts = {"gate_proj": {"bits": 4}, "up_proj": {"bits": 8}, "down_proj": {"bits": 8}}
+    nn.quantize(model, 32, class_predicate=lambda path, _: "switch_mlp." in path and experts.get(path.split(".")[-1]))
+    adapter = adapt_model(model, config, engines.GPU)
+    stack, found = stacked(adapter), []
+    assert stack.refusal is None and [type(run) for run in stack._parts.runs] == runs
+    assert any(part in note and "between graphs, slower" in note for note in adapter.notes)
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refusal", "for comparison")
+        session = Session(adapter, [3, 70])
+        before = stack.graph_count
+        found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(4)])
+        assert stack.graph_count <= before + 2, "the same two graphs at all these steps"
+    assert apart(*found) < 2**-5
+
+
 @pytest.mark.parametrize(
     ("packing", "part"),
     [(None, "experts in bfloat16"), ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mxfp4 experts")],
@@ -609,7 +654,8 @@ def test_what_is_not_covered_keeps_its_own_layers_and_is_named(kind: str, part: 
 def test_experts_that_are_not_covered_keep_their_layers_and_are_named(
     packing: dict[str, Any] | None, part: str
 ) -> None:
-    config = {**tiny.CONFIGS["kernel"], **MIXTURES["qwen3_moe"], **_EXPERTS, "model_type": "qwen3_moe"}
+    mixtures = {**MIXTURES["qwen3_moe"], **_EXPERTS, "mlp_only_layers": []}
+    config = {**tiny.CONFIGS["kernel"], **mixtures, "model_type": "qwen3_moe"}
     model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
     if packing is not None:
         nn.quantize(model, class_predicate=lambda path, _: "switch_mlp.g" in path, **packing)
@@ -696,11 +742,11 @@ def test_graphs_of_adapters_that_went_are_forgotten(tmp_path: Path) -> None:
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4, n), rank=4, scale=0.02) for n in (1, 2)]
     first = load_lora(adapter, folders[0], most_rank=16)
     alone = adapted_rows(adapter, [1])
-    assert sum(bool(key.lora_version) for _, key in stack._replays) > 0
+    assert sum(bool(key.lora_version) for _, key, _ in stack._replays) > 0
     load_lora(adapter, folders[1], most_rank=16)
     adapter.loras.drop(first.digest)
     other = adapted_rows(adapter, [2])
-    assert len({key.lora_version for _, key in stack._replays if key.lora_version}) == 1
+    assert len({key.lora_version for _, key, _ in stack._replays if key.lora_version}) == 1
     assert not mx.array_equal(alone[0][0], other[0][0])
     load_lora(adapter, folders[0], most_rank=16)
     assert all(mx.array_equal(*each) for each in zip(adapted_rows(adapter, [1])[0], alone[0], strict=True))
