@@ -225,12 +225,14 @@ def random_model(
     real: bool = False,
     bits: int = 4,
 ) -> tuple[dict[str, Any], Any]:
-    """The config of a family, and a model with random weights of so many bits; 0: as they are."""
+    """The config of a family, and a model with random weights of so many bits; 0: as they are. Those of one layer at a
+    time are in memory before they are packed."""
     import mlx.core as mx
     import mlx.nn as nn
+    from mlx.utils import tree_flatten
 
     config = family_config(family, changes or {}, REAL[family] if real else {})
-    model = build(config, dtype=getattr(mx, dtype))
+    model = build(config, dtype=getattr(mx, dtype), lazily=bits > 0)
     if not bits:
         return config, model
     chosen: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or (lambda path, module: True)
@@ -240,5 +242,6 @@ def random_model(
         return chosen(path, module) if fits else False
 
     nn.quantize(model, group_size=64, bits=bits, class_predicate=packed)
-    mx.eval(model.parameters())
+    for _, weight in tree_flatten(model.parameters()):
+        mx.eval(weight)
     return config, model

@@ -48,7 +48,7 @@ from ingot.models.layers.gpu_linear import reserve_scratch
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
 from ingot.models.layers.modules import named_parameters
-from ingot.models.layers.swapping import allow_separate_layers, restore_mlx_lm_modules, swap_modules
+from ingot.models.layers.swapping import allow_separate_layers, is_fused, restore_wrong_part, swap_modules
 from ingot.models.lora.loras import LoadedLoras
 from ingot.models.parallelism import ModelSharding, shard_model
 from ingot.models.precision import main_dtype, rounds_activations, settle_precision
@@ -316,7 +316,7 @@ def adapt_model(
     # between them.
     bidirectional = tower is not None and tower.bidirectional
     apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
-    fused = swap_modules(model, device, kernels, apart=apart, axes=axes)
+    swap_modules(model, device, kernels, apart=apart, axes=axes)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
     if kernels is not None:
@@ -326,14 +326,14 @@ def adapt_model(
     coarse = mx.bfloat16 if rounded else main_dtype(model)
 
     def probed() -> tuple[mx.Dtype | None, ProbeFindings, int]:
-        kept = None if exact or not (fused or attends_natively(model)) else mx.float16
+        kept = None if exact or not (is_fused(model) or attends_natively(model)) else mx.float16
         return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
 
     kept, found, margin = probed()
     if found.wrong is not None:
-        notes = [*notes, f"layers run by mlx-lm's own modules, slower: by ingot's own, {found.wrong}"]
-        restore_mlx_lm_modules(model)
-        fused = False
+        part = restore_wrong_part(model, device, lambda: probed()[1].wrong is None)
+        how = "one after another" if part == "layers" else "by mlx-lm's own modules"
+        notes = [*notes, f"{part or 'layers'} run {how}, slower: otherwise {found.wrong}"]
         kept, found, margin = probed()
     if bidirectional and not found.mixed:
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
@@ -348,7 +348,7 @@ def adapt_model(
         widest,
         margin,
         kept,
-        footprint_of(model, config, found, device, kernels, fused=fused),
+        footprint_of(model, config, found, device, kernels, fused=is_fused(model)),
         found.ragged,
         found.mixed,
         found.vocab,

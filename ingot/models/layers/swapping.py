@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -147,10 +147,9 @@ def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | No
 
 
 def split_mixers(model: nn.Module) -> None:
-    """Swap every mixer of the model for its own code, run once for each part of a mixed batch."""
-    model.update_modules(
-        tree_unflatten([(path, extend(each, SplitMixer, "Split")) for path, each in find_mixers(model)])
-    )
+    """Swap every mixer that is mlx-lm's for its own code, run once for each part of a mixed batch."""
+    own = [(path, each) for path, each in find_mixers(model) if type(each) is own_class(each)]
+    model.update_modules(tree_unflatten([(path, extend(each, SplitMixer, "Split")) for path, each in own]))
 
 
 def unknown_mixers(model: nn.Module) -> list[str]:
@@ -168,28 +167,59 @@ def is_tiled(model: nn.Module) -> bool:
     return bool(swapped) and all(isinstance(module, MixedAttention) for module in swapped)
 
 
-STAND_INS = (
-    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelRecurrence, GatedMLP),
-    *(JoinedMLP, JoinedMoe, GroupedSwitchGLU, LayerInputsDecoder),
-)
-"""Classes whose modules replace mlx-lm's and share their weights."""
+_WHOLE_LAYERS = (LayerStandIn, LayerInputsDecoder)
+SWAPPED_PARTS: Mapping[str, tuple[type[nn.Module], ...]] = {
+    "layers": _WHOLE_LAYERS,
+    "attention": (*_WHOLE_LAYERS, MixedAttention, ChunkedLayers),
+    "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence),
+    "experts": (*_WHOLE_LAYERS, JoinedMoe, GroupedSwitchGLU),
+    "MLPs": (*_WHOLE_LAYERS, GatedMLP, JoinedMLP),
+}
+"""Classes whose modules replace mlx-lm's and share their weights, by the part that goes without them. What runs whole
+layers knows the modules in these."""
+STAND_INS: tuple[type[nn.Module], ...] = (SplitMixer, *{kind for kinds in SWAPPED_PARTS.values() for kind in kinds})
+
+
+def is_fused(model: nn.Module) -> bool:
+    """Whether all layers of a swapped model are one operation."""
+    return any(isinstance(module, FusedLayers) for module in model.modules())
 
 
 def allow_separate_layers(model: nn.Module, device: Device) -> None:
     """Swap modules so that fused layers, if there are any, can also be computed one after another."""
-    kinds = {FusedLayers, MixedAttention}
-    found = {kind for module in model.modules() for kind in kinds if isinstance(module, kind)}
-    if found == {FusedLayers}:
+    if is_fused(model) and not any(isinstance(module, MixedAttention) for module in model.modules()):
         swap_mixers(model, unfused=device.unfused_attention)
         swap_gated_mlps(model)
 
 
-def restore_mlx_lm_modules(model: nn.Module) -> None:
-    """Put mlx-lm's own layers, mixers and MLPs back, in batches of all kinds."""
-    found = [(path, restored_module(module)) for path, module in model.named_modules() if isinstance(module, STAND_INS)]
-    for path, module in found:  # from the outermost inwards: those inside are looked up in what was put back
-        model.update_modules(tree_unflatten([(path, module)]))
+def restore_mlx_lm_modules(model: nn.Module, kinds: tuple[type[nn.Module], ...] = STAND_INS) -> Callable[[], None]:
+    """Put mlx-lm's own modules back where there are some of these kinds, in batches of all kinds. Returns what undoes
+    it."""
+    ours = [(path, module) for path, module in model.named_modules() if isinstance(module, kinds)]
+    for path, module in ours:  # from the outermost inwards: those inside are looked up in what was put back
+        model.update_modules(tree_unflatten([(path, restored_module(module))]))
     split_mixers(model)
+
+    def undo() -> None:
+        for path, module in ours:
+            model.update_modules(tree_unflatten([(path, module)]))
+
+    return undo
+
+
+def restore_wrong_part(model: nn.Module, device: Device, is_right: Callable[[], bool]) -> str | None:
+    """Put mlx-lm's own modules back for the first part without whose modules of ours a swapped model is right. Returns
+    that part, or None if all parts were put back."""
+    for part, kinds in SWAPPED_PARTS.items():
+        if part == "layers":
+            allow_separate_layers(model, device)
+        if any(isinstance(module, kinds) for module in model.modules()):
+            undo = restore_mlx_lm_modules(model, kinds)
+            if is_right():
+                return part
+            undo()
+    restore_mlx_lm_modules(model)
+    return None
 
 
 def swap_modules(
@@ -199,9 +229,9 @@ def swap_modules(
     *,
     apart: bool = False,
     axes: Sequence[int] | None = None,
-) -> bool:
-    """Swap the modules that ingot computes otherwise than mlx-lm does. Returns whether all layers became one operation,
-    which they do not where they are to stay `apart`. `axes`: see `positioned_rope`."""
+) -> None:
+    """Swap the modules that ingot computes otherwise than mlx-lm does. Layers become one operation where that is
+    possible, unless they are to stay `apart`. `axes`: see `positioned_rope`."""
     swap_ropes(model, axes)
     swap_chunked_layers(model)
     if device.kind != "cpu":
@@ -217,7 +247,7 @@ def swap_modules(
             find_moe_kernels(model, kernels)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)
-        return False
+        return
     fused = not apart and fuse_layers(model)
     swap_recurrences(model)
     if not fused:
@@ -225,4 +255,3 @@ def swap_modules(
         swap_gated_mlps(model)
     if native.available():
         swap_norms(model)
-    return fused
