@@ -9,7 +9,10 @@ A `ModelAdapter` is immutable. Only the engine thread may call `run`. Loading ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -57,6 +60,8 @@ from ingot.models.report import footprint_of, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.upstream import caches, load_config, load_model
+
+log = logging.getLogger("ingot.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,20 +280,29 @@ def load_model_adapter(
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
     if sharing is not None:
         return replace(adapted, steps=None)
-    if can_compile_steps(device):
-        rehearse_steps(adapted)
+    rehearse_steps(adapted)
     return adapted
 
 
+@contextmanager
+def _logging_time(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    log.info("%s, in %.1f s", what, time.monotonic() - began)
+
+
 def rehearse_steps(adapter: ModelAdapter) -> None:
-    """Compute a short prompt and as many decode steps as it takes until they are compiled, so that no request waits for
-    a compiler."""
-    rows = adapter.new_batch_state()
-    row = rows.new()
-    for width in (PAGE, *[1] * (STEP_TRIALS + 3)):
-        logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
-        mx.eval(logits, rows.pending())
-    rows.leave(row)
+    """On GPUs, compute prompts and as many decode steps as it takes until they are compiled, so that no request waits
+    for a compiler."""
+    if not can_compile_steps(adapter.device):
+        return
+    with _logging_time("prompts and decode steps were rehearsed"):
+        rows = adapter.new_batch_state()
+        row = rows.new()
+        for width in (PAGE, min(8 * PAGE, adapter.widest), *[1] * (STEP_TRIALS + 3)):
+            logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
+            mx.eval(logits, rows.pending())
+        rows.leave(row)
 
 
 def adapt_model(
@@ -316,7 +330,8 @@ def adapt_model(
     # between them.
     bidirectional = tower is not None and tower.bidirectional
     apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
-    swap_modules(model, device, kernels, apart=apart, axes=axes)
+    with _logging_time("modules were swapped and their kernels checked"):
+        swap_modules(model, device, kernels, apart=apart, axes=axes)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
     if kernels is not None:
@@ -329,7 +344,8 @@ def adapt_model(
         kept = None if exact or not (is_fused(model) or attends_natively(model)) else mx.float16
         return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
 
-    kept, found, margin = probed()
+    with _logging_time("the model was probed"):
+        kept, found, margin = probed()
     if found.wrong is not None:
         part = restore_wrong_part(model, device, lambda: probed()[1].wrong is None)
         how = "one after another" if part == "layers" else "by mlx-lm's own modules"
