@@ -22,6 +22,8 @@ _ARRAYS = {
     "gate_input": (("gate", "inputs"), ("gated",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
     "shift": (("product", "bias"), ("shifted",)),
+    "scale": (("states", "factors"), ("scaled",)),
+    "split_heads": (("states",), ("split",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
@@ -78,15 +80,24 @@ class ResidualNorm:
         self._numbers = mx.array([*eps, *factors, *[0.0] * 4], mx.float32)
         mx.eval(self._numbers, [norm.weight for norm in (before, after) if norm is not None])
 
-    def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
-        """Hidden states [tokens, size] plus a part's output, rounded like plain operations; and the sums normed."""
+    def of_first(self, run: Launcher, states: mx.array) -> mx.array:
+        """The first of each token's numbers [tokens, ...], normed: as many as the norm has weights."""
+        assert self._before is not None
+        return self(run, states, None, self._before.weight.size)[1]
+
+    def __call__(
+        self, run: Launcher, states: mx.array, added: mx.array | None, size: int = 0
+    ) -> tuple[mx.array, mx.array]:
+        """Hidden states [tokens, size] plus a part's output, rounded like plain operations; and the sums normed. States
+        may have more numbers than a `size` that is given, if nothing is added to them."""
         if added is None and self._before is None:
             return states, states
-        tokens, size = states.shape
+        tokens, row = states.shape
+        size = size or row
         whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
         with_after = added is not None and self._after is not None
         template = (
-            *(("T", states.dtype), ("SIZE", size), ("WARPS", _WARPS), ("ADDED", added is not None)),
+            *(("T", states.dtype), ("SIZE", size), ("ROW", row), ("WARPS", _WARPS), ("ADDED", added is not None)),
             *(("NORMED", self._before is not None), ("AFTER", with_after)),
             ("SCALED", added is not None and self._multiplied),
             ("CLIPPED", self._clipped and states.dtype == mx.float16),
@@ -165,6 +176,24 @@ def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
         template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), product.dtype),)
     )
     return run(decode_kernel("shift"), [product, bias], work)[0]
+
+
+def scale_tokens(run: Launcher, states: mx.array, factors: mx.array) -> mx.array:
+    """States [tokens, ...], each token's times its own of float32 factors [tokens]."""
+    tokens, size = states.shape[0], states.size // states.shape[0]
+    template = (("T", states.dtype), ("SIZE", size), ("THREADS", _THREADS))
+    output = OutputSpec(states.shape, states.dtype)
+    work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (output,))
+    return run(decode_kernel("scale"), [states, factors], work)[0]
+
+
+def split_heads(run: Launcher, states: mx.array, heads: int, step: int, size: int) -> mx.array:
+    """The first `size` of the `step` numbers that each head has of states [tokens, ...]: [heads, tokens, size]."""
+    tokens, row = states.shape
+    template = (("T", states.dtype), ("SIZE", size), ("ROW", row), ("STEP", step), ("THREADS", _THREADS))
+    output = OutputSpec((heads, tokens, size), states.dtype)
+    work = LaunchConfig(template, (-(-size // _THREADS), heads, tokens), _THREADS, (output,))
+    return run(decode_kernel("split_heads"), [states], work)[0]
 
 
 # Inputs and results of graphs

@@ -224,7 +224,10 @@ FAMILIES = (
         layers={"MixtralDecoderLayer": two_blocks(mlp="block_sparse_moe")},
     ),
     ModelFamily(
-        "ministral3", attention={"Attention": AttentionSpec(token_scale="attn_scale")}, mlps={"MLP": MlpSpec()}
+        "ministral3",
+        attention={"Attention": AttentionSpec(token_scale="attn_scale")},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily(
         "mistral4",
@@ -233,6 +236,7 @@ FAMILIES = (
                 heads="num_heads", kv_heads=1, token_scale="attn_scale", latent=LatentSpec()
             )
         },
+        layers={"Mistral4DecoderLayer": two_blocks()},
     ),
     # Meta's Muse.
     ModelFamily(

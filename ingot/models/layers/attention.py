@@ -107,7 +107,7 @@ class MixedAttention(nn.Module):
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
         given = spec.shared_kv is not None and spec.shared_kv.projected
-        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale)
+        odd = (spec.input_norm, spec.position_scale, spec.latent, spec.value_scale)
         return not gated and not given and all(each is None for each in odd)
 
     @property

@@ -74,7 +74,12 @@ def mixed_attention_of(
         replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
     if isinstance(replacement, LatentAttention):
         replacement.latent_rope = None if kernel_ropes is None else _make_latent_rope(replacement, kernel_ropes)
-        replacement.joined_latents = None if replacement.latent_rope is None else _joint_latents(replacement)
+        replacement.joined_latents = replacement.joined_queries = None
+        if replacement.latent_rope is not None:
+            replacement.joined_latents = _joint_latents(replacement)
+            replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
+            if (up := replacement._latent_spec.query_latent[2]) in module:
+                replacement.joined_queries = join_linears(module[up], names=[up], apart=True)
     return replacement
 
 

@@ -3,13 +3,14 @@ launches instead of hundreds. Parts that have no kernels are computed by their o
 
 Every layer is swapped for a module that passes its input on and notes its mask and its state; the last one runs all of
 them. Lengths, block tables, positions and the addresses of pages are data; the numbers of rows and tokens are rounded
-up to a few sizes, so that most steps find their graphs captured. `graph_layers` says which parts have kernels; prompts
+up to a few sizes, so that most steps find their graphs captured. `graph_plan` says which parts are in them; prompts
 are run by the layers' own modules. Graphs are compared with those before they are used. Only the engine thread may call
 any of it.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
@@ -60,19 +61,12 @@ from ingot.models.layers.graph_inputs import (
     coded_addresses_of,
     slab_addresses_of,
 )
-from ingot.models.layers.graph_layers import (
-    AttentionPart,
-    GraphLayers,
-    GraphRun,
-    OwnBlock,
-    RecurrentPart,
-    UncoveredPartError,
-    graph_layers_of,
-)
+from ingot.models.layers.graph_layers import AttentionPart, LatentPart, RecurrentPart, UncoveredPartError
+from ingot.models.layers.graph_plan import GraphLayers, GraphRun, OwnBlock, graph_layers_of
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.mlp import all_fixed_experts
-from ingot.models.layers.modules import extend
+from ingot.models.layers.modules import extend, own_class
 from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
 
@@ -92,10 +86,16 @@ MOST_ROUNDING = 0.5
 class LayerCall(NamedTuple):
     """What a layer was called with besides hidden states."""
 
-    mask: Any
-    cache: Any
     given: Mapping[str, Any]
-    shared: str | None  # the argument with an earlier layer's state
+    shared: str | None = None  # the argument with an earlier layer's state
+
+    @property
+    def mask(self) -> Any:
+        return self.given.get("mask")
+
+    @property
+    def cache(self) -> Any:
+        return self.given.get("cache")
 
     @property
     def state(self) -> Any:
@@ -113,10 +113,13 @@ class DecodeGraphs:
         # By the ids of kernels, by what a step's graphs depend on, and by the number of a graph among these.
         self._replays: OrderedDict[tuple[object, GraphKey, int], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
-        self._attention = [n for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, AttentionPart)]
-        self._recurrent = {
-            n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, RecurrentPart)
-        }
+        mixers = {number: layer.mixer for number, layer in enumerate(parts.layers) if layer.mixer is not None}
+        self._attention = {n: part for n, part in mixers.items() if isinstance(part, AttentionPart | LatentPart)}
+        self._recurrent = {n: part for n, part in mixers.items() if isinstance(part, RecurrentPart)}
+        # The first layer whose queries are multiplied by a number for each token, which is the same for all layers, and
+        # the argument with it.
+        scales = ((n, part.token_scale) for n, part in self._attention.items() if part.token_scale is not None)
+        self._token_scale = next(scales, None)
         self._states = StateAddresses(len(self._recurrent))
         self._context: StepContext | None = None
         self._opened: list[LayerCall] = []  # of the layers that were called in the open pass
@@ -156,7 +159,7 @@ class DecodeGraphs:
 
     def __call__(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
         states = [call.state for call in calls]
-        step = None if self.refusal is not None else self._step(x, [call.mask for call in calls], states)
+        step = None if self.refusal is not None else self._step(x, calls, states)
         if step is None:
             return self._run_layers(x, calls)
         if self._trials < GRAPH_TRIALS or step.lora_version not in (0, self.loras.compared_version):
@@ -169,8 +172,7 @@ class DecodeGraphs:
         return x
 
     def _run_layer(self, number: int, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
-        call = calls[number]
-        y = self.layers[number](x, call.mask, call.cache, **call.given)
+        y = self.layers[number](x, **calls[number].given)
         first: mx.array = y[0] if isinstance(y, tuple) else y
         return first
 
@@ -231,11 +233,12 @@ class DecodeGraphs:
         what = "adapters" if step.lora_version else "layers"
         log.warning("%s are not run as graphs, which is slower: %s", what, reason)
 
-    def _step(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> GraphStep | None:
+    def _step(self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any]) -> GraphStep | None:
         """None where the graph does not cover the open forward batch."""
         if not self.loras.covers(x.dtype):
             return None
-        first = states[self._attention[0]]
+        masks = [call.mask for call in calls]
+        first = states[next(iter(self._attention))]
         mixed = first.whole if isinstance(first, AppendState) else None
         if (
             mixed is None
@@ -255,7 +258,7 @@ class DecodeGraphs:
         context = self._context
         if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, x.dtype):
             context = self._context = self._find_context(states, windows, x.dtype)
-        return None if context is None else self._step_of(mixed, states, context)
+        return None if context is None else self._step_of(mixed, calls, states, context)
 
     def _find_context(
         self, states: Sequence[Any], windows: tuple[int | None, ...], dtype: mx.Dtype
@@ -265,24 +268,32 @@ class DecodeGraphs:
         kinds: dict[AttentionKind, int] = {}
         angles: dict[RopeAngles, int] = {}
         for number, window in zip(self._attention, windows, strict=True):
-            state, part = states[number], self._parts.layers[number].mixer
-            assert isinstance(part, AttentionPart)
+            state, part = states[number], self._attention[number]
             storage = _kernel_storage_of(state, part, dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
-            rope = None if storage is None else part.rope.kernel_for(storage.sizes, dtype)
+            rope = None if storage is None else part.rope_kernel_for(storage.sizes, dtype)
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)
             kind = AttentionKind([*groups].index(state.group.number), attention.splits, window or 0)
-            known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
+            known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.angles, len(angles))
             layers[number] = AttentionContext(storage, attention, rope, *known)
         kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
         members = [tuple(numbers) for numbers in groups.values()]
         return StepContext(
-            weakref.ref(states[self._attention[0]]), windows, dtype, layers, members, [*kinds], [*angles], kernel_ids
+            weakref.ref(states[next(iter(self._attention))]),
+            windows,
+            dtype,
+            layers,
+            members,
+            [*kinds],
+            [*angles],
+            kernel_ids,
         )
 
-    def _step_of(self, mixed: MixedBatch, states: Sequence[Any], context: StepContext) -> GraphStep | None:
+    def _step_of(
+        self, mixed: MixedBatch, calls: Sequence[LayerCall], states: Sequence[Any], context: StepContext
+    ) -> GraphStep | None:
         rows, slots = [], []
         for numbers in context.groups:
             state, storage = states[numbers[0]], context.layers[numbers[0]].storage
@@ -291,12 +302,16 @@ class DecodeGraphs:
             if not all(context.layers[number].storage.reads(rows[-1]) for number in numbers):
                 return None
         angles = [each.of_batch(mixed) for each in context.angles]
+        if self._token_scale is not None:
+            number, argument = self._token_scale
+            angles.append(calls[number].given[argument].reshape(mixed.tokens, 1).astype(mx.float32))
         spans = recurrent_spans(mixed).spans if self._recurrent else None
         loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
         if self._parts.takes_layer_inputs:
             assert self.layer_inputs is not None
             layer_inputs = mx.contiguous(self.layer_inputs.reshape(mixed.tokens, -1).astype(context.dtype))
-        return GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, self.loras.version)
+        version, fixed = self.loras.version, self._parts.has_fixed_experts
+        return GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, version, fixed)
 
     def _replay(self, x: mx.array, calls: Sequence[LayerCall], step: GraphStep) -> mx.array:
         key, context, shape = step.key, step.context, x.shape
@@ -407,6 +422,7 @@ class DecodeGraphs:
     def _give_inputs(self, capture: GraphCapture, context: StepContext, key: GraphKey) -> dict[int, MixerInputs]:
         """Placeholders for a step's inputs (`GraphStep.inputs`), as each layer's mixer takes them, by its number."""
         angles = [capture.give(shape, mx.float32) for shape in key.angles]
+        token_scales = None if self._token_scale is None else angles[-1]
         slots, tables, rows = [], [], []
         bounds = {kind.group: bound for kind, bound in zip(context.kinds, key.rows, strict=True)}
         for group, table in enumerate(key.tables):
@@ -437,6 +453,7 @@ class DecodeGraphs:
                 angles[layer.angles],
                 self._addresses_of(kind.group, of_coded=False).buffers[at],
                 coded,
+                token_scales,
             )
         return inputs
 
@@ -457,9 +474,9 @@ def _distance(one: mx.array, other: mx.array) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
+def _kernel_storage_of(state: AppendState, part: AttentionPart | LatentPart, dtype: mx.Dtype) -> KernelStorage | None:
     """The storage of a layer's KV, if the graph can address it."""
-    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
+    storage = part.storage_of(state, dtype)
     if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
         return None
     return storage
@@ -470,15 +487,16 @@ class GraphedLayer(LayerStandIn):
 
     _stack: DecodeGraphs
     _number: int
+    _names: tuple[str, ...]  # of its arguments behind hidden states
     _shared_kv: SharedKvSpec | None  # what it returns for later layers
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, **given: Any) -> Any:
-        shared = self._shared_kv
-        call = LayerCall(mask, cache, given, None if shared is None else shared.argument)
+    def __call__(self, x: mx.array, *args: Any, **options: Any) -> Any:
+        shared, given = self._shared_kv, dict(zip(self._names, args, strict=False)) | options
+        call = LayerCall(given, None if shared is None else shared.argument)
         # What it returns for later layers is a state only in mixed batches.
         passes_state = isinstance(call.state, AppendState) and call.state.whole is not None
-        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number) or not (shared is None or passes_state):
-            return self.by_itself(x, mask, cache, **given)
+        if is_mlx_lm_cache(call.cache) or not self._stack.follows(self._number) or not (shared is None or passes_state):
+            return self.by_itself(x, *args, **options)
         y = self._stack.call_layer(self._number, x, call)
         return y if shared is None else (y, call.state, *map(given.get, shared.returned))
 
@@ -507,6 +525,7 @@ def capture_layers(model: Any, device: Device) -> DecodeGraphs | None:
         return None
     for number, layer in enumerate(replace_layers(model, dict.fromkeys(range(len(layers)), GraphedLayer))):
         layer._stack, layer._number, layer._shared_kv = stack, number, parts.layers[number].shared_kv
+        layer._names = tuple(inspect.signature(own_class(layer).__call__).parameters)[2:]
     if parts.takes_layer_inputs:
         decoder = extend(decoder_of(model), LayerInputsDecoder, "Keeping")
         decoder._stack = stack

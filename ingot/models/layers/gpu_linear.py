@@ -20,7 +20,7 @@ from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, Pac
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.models.layers.modules import adopt_module, swap_each
 from ingot.models.lora.layers import LoraMatrixStack
-from ingot.upstream import QuantizedSwitchLinear
+from ingot.upstream import QuantizedMultiLinear, QuantizedSwitchLinear
 
 FEW_ROWS = 64
 """Rows up to which weights are multiplied as they are packed."""
@@ -161,10 +161,18 @@ class QuantizedKernelSwitchLinear(QuantizedSwitchLinear):
         return y + mx.expand_dims(self.bias[indices], -2) if "bias" in self else y
 
 
+class QuantizedKernelMultiLinear(QuantizedMultiLinear):
+    """Weights of each head: MLX multiplies by them, and graphs as by those of experts."""
+
+    _product: PackedProduct
+    _packed: PackedWeights
+
+
 QUANTIZED_KERNELS: dict[type, type] = {
     nn.QuantizedLinear: QuantizedKernelLinear,
     nn.QuantizedEmbedding: QuantizedKernelEmbedding,
     QuantizedSwitchLinear: QuantizedKernelSwitchLinear,
+    QuantizedMultiLinear: QuantizedKernelMultiLinear,
 }
 
 

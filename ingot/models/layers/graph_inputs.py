@@ -19,7 +19,7 @@ from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import LoraMatrices
 from ingot.kernels.paged_attention.inputs import KernelRows, RowBounds, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages, KVSplits
 from ingot.kernels.recurrent.kernels import RecurrentSpans, locate_states
 from ingot.models.layers.gpu_linear import JoinedLinear
@@ -39,7 +39,7 @@ class GraphAttentionInputs:
     """What an attention layer of a graph reads and writes besides hidden states."""
 
     attention: PagedAttention
-    rope: RopeKernel
+    rope: RopeKernel | LatentRopeKernel
     storage: KernelStorage
     rows: KernelRows
     slots: mx.array
@@ -47,6 +47,8 @@ class GraphAttentionInputs:
     addresses: mx.array
     """A buffer with the addresses of the storage's slabs."""
     coded: CodedPages | None
+    token_scales: mx.array | None
+    """What queries are multiplied by, a number for each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,7 +209,7 @@ class AttentionContext(NamedTuple):
 
     storage: KernelStorage
     attention: PagedAttention
-    rope: RopeKernel
+    rope: RopeKernel | LatentRopeKernel
     kind: int  # the numbers of its kind of attention and of its angles
     angles: int
 
@@ -237,7 +239,7 @@ class GraphStep:
     tokens: int
     rows: Sequence[KernelRows]  # of each group of pages
     slots: Sequence[mx.array]  # likewise
-    angles: Sequence[mx.array]
+    angles: Sequence[mx.array]  # and behind them what queries are multiplied by, if they are
     layer_inputs: mx.array | None  # what each layer is given, where they are given something
     spans: mx.array | None  # of the rows of recurrent layers, if there are any
     token_loras: mx.array | None  # each token's adapter, where some have one

@@ -28,6 +28,8 @@ class LatentAttention(MixedAttention):
     latent_rope: KernelLatentRope | None
     joined_latents: JoinedLinear | None
     """The projections of what queries are made from, and of latents."""
+    joined_queries: JoinedLinear | None
+    """The projection of queries, where these are made from latents of their own."""
 
     @property
     def _latent_spec(self) -> LatentSpec:

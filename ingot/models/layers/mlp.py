@@ -273,7 +273,7 @@ def _expert_curve(activation: Any) -> Curve | None:
     return _EXPERT_CURVES.get(f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
 
 
-class _FirstExpert:
+class FirstExpert:
     """Sends each token to the first expert, as often as it would have gone to others. The weights stay the router's:
     they change little where the router wavers, whichever order it chose."""
 
@@ -289,7 +289,7 @@ def fixed_experts(model: nn.Module) -> AbstractContextManager[None] | None:
     outermost = [
         (path, module) for path, module in found if not any(path.startswith(f"{other}.") for other, _ in found)
     ]
-    return temporarily_extended(model, outermost, _FirstExpert) if outermost else None
+    return temporarily_extended(model, outermost, FirstExpert) if outermost else None
 
 
 @contextmanager

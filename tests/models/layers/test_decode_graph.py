@@ -37,7 +37,8 @@ from ingot.models.layers import decode_graph
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
-from ingot.models.layers.graph_layers import GraphRun, MoePart, OwnBlock, OwnLayer
+from ingot.models.layers.graph_layers import MoePart
+from ingot.models.layers.graph_plan import GraphRun, OwnBlock, OwnLayer
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.lora.loading import load_lora
@@ -148,6 +149,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 70,
     },
+    # Queries that grow with their positions.
+    "ministral3": {
+        "model_type": "ministral3",
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        },
+    },
     "olmo2": {"model_type": "olmo2"},
     "olmo3": {
         "model_type": "olmo3",
@@ -196,7 +205,22 @@ _EXPERTS = {
 }
 _SHARED_EXPERT = {"n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1}
 _BIASED_CHOICE = {**_SHARED_EXPERT, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2}
+_LATENT = {
+    **{"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+    **{"n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
+}
 MIXTURES: dict[str, dict[str, Any]] = {
+    "glm4_moe_lite": {**_BIASED_CHOICE, **_LATENT},
+    "deepseek_v2": {**_SHARED_EXPERT, **_LATENT, "q_lora_rank": None, "topk_method": "greedy"},
+    "mistral4": {
+        "routed_scaling_factor": 1.0,
+        **_SHARED_EXPERT,
+        **_LATENT,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        },
+    },
     "qwen2_moe": {"shared_expert_intermediate_size": 32},
     "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
     "qwen3_5_moe": {

@@ -1,0 +1,271 @@
+"""Which residual blocks of a model's layers are graphs.
+
+`graph_layers_of` finds the parts of all layers of a model whose modules were swapped. Parts that no kernels cover are
+computed by their own modules, between two graphs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, zip_longest
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.kernels.decode_graph.kernels import ResidualNorm
+from ingot.kernels.dense_matmul.kernels import MOST_ROWS
+from ingot.models.families.description import SharedKvSpec
+from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear
+from ingot.models.layers.graph_layers import (
+    AttentionPart,
+    GraphPart,
+    LatentPart,
+    LayerInputPart,
+    MlpPart,
+    MoePart,
+    RecurrentPart,
+    UncoveredPartError,
+    norm_weights,
+)
+from ingot.models.layers.latent_attention import LatentAttention
+from ingot.models.layers.layer_program import (
+    LayerInputBlock,
+    LayerProgram,
+    ResidualBlock,
+    decoder_layers_of,
+    layer_program_of,
+)
+from ingot.models.layers.mlp import JoinedMLP
+from ingot.models.layers.modules import own_class
+from ingot.models.layers.moe import JoinedMoe
+from ingot.models.layers.recurrent import KernelRecurrence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphLayer:
+    """The parts of a layer's residual blocks."""
+
+    parts: tuple[GraphPart, ...]
+
+    @property
+    def shared_kv(self) -> SharedKvSpec | None:
+        """How its KV is passed on to later layers."""
+        shared = self.mixer.module._spec.shared_kv if isinstance(self.mixer, AttentionPart | LatentPart) else None
+        return None if shared is None or shared.argument is None else shared
+
+    @property
+    def mixer(self) -> AttentionPart | LatentPart | RecurrentPart | None:
+        """The part that has a state, if there is one."""
+        mixers = (part for part in self.parts if isinstance(part, AttentionPart | LatentPart | RecurrentPart))
+        return next(mixers, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRun:
+    """Residual blocks, one after another, that are one graph."""
+
+    parts: Sequence[tuple[int, GraphPart]]
+    """With the numbers of their layers."""
+    residuals: Sequence[ResidualNorm]
+    """What is between parts: one before each of them, and one behind the last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnBlock:
+    """A residual block whose part has no kernels: its own module computes it, between two graphs."""
+
+    program: LayerProgram
+    block: ResidualBlock
+
+    def __call__(self, x: mx.array) -> mx.array:
+        block, program = self.block, self.program
+        y = block.part(x if block.norm_before is None else block.norm_before(x))
+        y = y if block.norm_after is None else block.norm_after(y)
+        x = x + (y if program.multiplier is None else y * program.multiplier)
+        return x if program.scale is None or block is not program.blocks[-1] else x * program.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnLayer:
+    """A layer that its own module computes, between two graphs."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphLayers:
+    """The parts of all layers that have kernels, and in which graphs they are."""
+
+    layers: Sequence[GraphLayer]
+    runs: Sequence[GraphRun | OwnBlock | OwnLayer]
+    """What is computed one after another."""
+    size: int
+    """Of hidden states."""
+    lacking: str | None
+    """Which part is computed by its own module, if one is."""
+
+    @property
+    def graph_count(self) -> int:
+        """How many graphs a step is."""
+        return sum(isinstance(run, GraphRun) for run in self.runs)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a graph is captured for."""
+        return min(MOST_ROWS if isinstance(each.linear, DenseKernelLinear) else FEW_ROWS for each in self.products)
+
+    @property
+    def has_experts(self) -> bool:
+        return self.lacking is not None or any(isinstance(part, MoePart) for part in self._parts)
+
+    @property
+    def has_fixed_experts(self) -> bool:
+        """Whether all tokens are to go to the same expert now."""
+        return any(part.has_fixed_experts for part in self._parts[:2] if isinstance(part, MoePart))
+
+    @property
+    def takes_layer_inputs(self) -> bool:
+        """Whether layers are given something besides hidden states."""
+        return any(isinstance(part, LayerInputPart) for part in self._parts)
+
+    @property
+    def products(self) -> list[JoinedLinear]:
+        return [product for part in self._parts for product in part.products]
+
+    @property
+    def _parts(self) -> list[GraphPart]:
+        return [part for layer in self.layers for part in layer.parts]
+
+
+LEAST_RUN = 2
+"""Residual blocks: launching a graph of fewer costs as much as launching their kernels."""
+
+
+class _PlannedBlock(NamedTuple):
+    """A residual block of a layer, and its part, if there are kernels for it."""
+
+    layer: int
+    program: LayerProgram
+    block: ResidualBlock
+    part: GraphPart | None
+
+
+def graph_layers_of(model: Any) -> GraphLayers:
+    """Raises UncoveredPartError where too few parts have kernels for graphs to be worth it."""
+    modules, planned, lacking = decoder_layers_of(model), list[list[_PlannedBlock]](), list[str]()
+    if not modules:
+        raise UncoveredPartError("layers of this model, which are not where others have theirs")
+    for number, layer in enumerate(modules):
+        try:
+            planned.append(_planned_blocks(layer, number, lacking))
+        except UncoveredPartError as error:
+            planned.append([])
+            lacking.append(str(error))
+    planned = _without_short_runs(planned)
+    layers = [GraphLayer(tuple(each.part for each in blocks if each.part is not None)) for blocks in planned]
+    mixers = (layer.mixer for layer in layers)
+    attention = next((each for each in mixers if isinstance(each, AttentionPart | LatentPart)), None)
+    passes_kv = any(layer.shared_kv is not None for layer in layers)
+    if attention is None or (passes_kv and not all(planned)):
+        raise UncoveredPartError(lacking[0] if lacking else "layers without attention")
+    size = attention.out.linear.weight.shape[0]
+    return GraphLayers(layers, _runs_of(planned), size, lacking[0] if lacking else None)
+
+
+def _planned_blocks(layer: Any, number: int, lacking: list[str]) -> list[_PlannedBlock]:
+    """Of the layer with this number; adds what has no kernels to what is `lacking`. Raises UncoveredPartError if all of
+    the layer has to be computed by its own module."""
+    program = layer_program_of(layer)
+    if program is None:
+        raise UncoveredPartError(f"layers of {own_class(layer).__name__}")
+    blocks = []
+    for block in program.blocks:
+        part: GraphPart | None = None
+        try:
+            part = part_of(block.part, number)
+            for norm in (block.norm_before, block.norm_after):
+                norm_weights(norm)
+        except UncoveredPartError as error:
+            if program.clipped or not _takes_states_alone(block.part):
+                raise
+            lacking.append(str(error))
+            part = None
+        blocks.append(_PlannedBlock(number, program, block, part))
+    return blocks
+
+
+def _takes_states_alone(module: Any) -> bool:
+    """Whether a part is called with hidden states and nothing else."""
+    return isinstance(module, nn.Module) and len(inspect.signature(own_class(module).__call__).parameters) == 2
+
+
+def _without_short_runs(planned: list[list[_PlannedBlock]]) -> list[list[_PlannedBlock]]:
+    """Without the blocks of layers that have none in a run of enough blocks."""
+    blocks = list[_PlannedBlock | None]()
+    for own in planned:
+        blocks += own or [None]
+    enough = set[int]()
+    for covered, run in groupby(blocks, key=lambda each: each is not None and each.part is not None):
+        found = [each.layer for each in run if each is not None]
+        if covered and len(found) >= LEAST_RUN:
+            enough.update(found)
+    return [own if number in enough else [] for number, own in enumerate(planned)]
+
+
+def _runs_of(planned: list[list[_PlannedBlock]]) -> list[GraphRun | OwnBlock | OwnLayer]:
+    runs, open_run = list[GraphRun | OwnBlock | OwnLayer](), list[_PlannedBlock]()
+
+    def close() -> None:
+        if open_run:
+            runs.append(GraphRun([(each.layer, each.part) for each in open_run if each.part], _residuals_of(open_run)))
+            open_run.clear()
+
+    for number, blocks in enumerate(planned):
+        if not blocks:
+            close()
+            runs.append(OwnLayer(number))
+        for each in blocks:
+            if each.part is None:
+                close()
+                runs.append(OwnBlock(each.program, each.block))
+            else:
+                open_run.append(each)
+    close()
+    return runs
+
+
+def part_of(module: Any, number: int) -> GraphPart:
+    """Of the layer with this number. Raises UncoveredPartError."""
+    if isinstance(module, LayerInputBlock):
+        return LayerInputPart.of(module, number)
+    if isinstance(module, JoinedMLP):
+        return MlpPart.of(module)
+    if isinstance(module, JoinedMoe):
+        return MoePart.of(module)
+    if isinstance(module, KernelRecurrence):
+        return RecurrentPart.of(module)
+    if isinstance(module, LatentAttention):
+        return LatentPart.of(module)
+    if isinstance(module, MixedAttention):
+        return AttentionPart.of(module)
+    raise UncoveredPartError(own_class(module).__name__)
+
+
+def _residuals_of(blocks: Sequence[_PlannedBlock]) -> list[ResidualNorm]:
+    """Each adds what one block gave, and norms the sums for the next block."""
+    norms = [ResidualNorm(norm_weights(blocks[0].block.norm_before))]
+    for (_, program, block, _), following in zip_longest(blocks, blocks[1:]):
+        norms.append(
+            ResidualNorm(
+                None if following is None else norm_weights(following.block.norm_before),
+                norm_weights(block.norm_after),
+                multiplier=program.multiplier,
+                clipped=program.clipped,
+                scale=program.scale if block is program.blocks[-1] else None,
+            )
+        )
+    return norms
