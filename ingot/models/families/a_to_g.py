@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    DecoderSpec,
     LatentSpec,
     LayerInputSpec,
     Mamba2Spec,
@@ -80,7 +81,15 @@ FAMILIES = (
         "cohere2", attention={"Attention": AttentionSpec(rotates="use_sliding_window")}, mlps={"MLP": MlpSpec()}
     ),
     # DBRX.
-    ModelFamily("dbrx", mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")}),
+    ModelFamily(
+        "dbrx",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads", kv_heads="num_key_value_heads", out="out_proj", joint="Wqkv", clip="clip_qkv"
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")},
+    ),
     # DeepSeek, whose later attention is latent; with an indexer it runs its own code.
     ModelFamily(
         "deepseek",
@@ -277,7 +286,17 @@ FAMILIES = (
         layers={"Glm4MoeLiteDecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
-    # GPT-J and GPT-NeoX.
+    # GPT-2 and its kin, whose positions are embedded, GPT-J and GPT-NeoX.
+    ModelFamily(
+        "gpt2",
+        attention={"Attention": AttentionSpec(heads="n_head", kv_heads="n_head", out="c_proj", joint="c_attn")},
+        decoders={"GPT2Model": DecoderSpec(embedding="wte", positions="wpe", layers="h", norm="ln_f")},
+    ),
+    ModelFamily(
+        "gpt_bigcode",
+        attention={"Attention": AttentionSpec(out="c_proj", joint="c_attn")},
+        decoders={"GPTBigCodeModel": DecoderSpec(embedding="wte", positions="wpe", layers="h", norm="ln_f")},
+    ),
     ModelFamily(
         "gptj",
         attention={

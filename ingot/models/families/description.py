@@ -60,6 +60,8 @@ class AttentionSpec:
     projections: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")  # without the last, keys are values, too
     joint: str | None = None  # one projection gives queries, keys and values
     joint_by_group: bool = False  # those of a KV head lie together
+    clip: str | None = None  # what joint queries, keys and values are clipped to, up and down
+    tiled_heads: bool = False  # a head attends to the KV head with its number modulo theirs, not to one with neighbours
     input_norm: str | None = None  # norms the states that are projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
     norm_eps: str | float | None = None  # of norms of queries and keys that are no modules
@@ -86,14 +88,16 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
-class ChunkedSpec:
-    """Layers some of which see only tokens of the same chunk, in a model that makes their masks itself."""
+class DecoderSpec:
+    """The module with a model's layers, where its own code counts positions or makes masks from the length of one
+    row."""
 
-    size: str = "attention_chunk_size"
-    whole_every: int = 4  # one of so many layers sees all tokens, the last of them
     embedding: str = "embed_tokens"
     layers: str = "layers"
     norm: str = "norm"
+    positions: str | None = None  # the embedding of positions, which is added to that of tokens
+    chunk_size: str | None = None  # some layers see only tokens of the same chunk of so many
+    whole_every: int = 4  # one of so many layers sees all tokens, the last of them
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,7 @@ class ModelFamily:
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
     layers: Mapping[str, LayerSpec] = field(default_factory=dict)  # all of a model's may become one operation
-    chunked: Mapping[str, ChunkedSpec] = field(default_factory=dict)
+    decoders: Mapping[str, DecoderSpec] = field(default_factory=dict)
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
@@ -276,6 +280,6 @@ class ModelFamily:
         return frozenset(
             (
                 *(*self.attention, *self.mlps, *self.moes, *self.recurrences, *self.norms, *self.ropes),
-                *(*self.chunked, *self.layers),
+                *(*self.decoders, *self.layers),
             )
         )

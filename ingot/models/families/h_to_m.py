@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
-    ChunkedSpec,
+    DecoderSpec,
     LatentSpec,
     Mamba2Spec,
     MlpSpec,
@@ -131,7 +131,7 @@ FAMILIES = (
             )
         },
         mlps={"MLP": MlpSpec()},
-        chunked={"LlamaModel": ChunkedSpec()},
+        decoders={"LlamaModel": DecoderSpec(chunk_size="attention_chunk_size")},
     ),
     ModelFamily(
         "llama4_text",

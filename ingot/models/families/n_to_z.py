@@ -141,7 +141,13 @@ FAMILIES = (
         },
     ),
     # PLaMo.
-    ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "plamo",
+        attention={
+            "Attention": AttentionSpec(heads="q_num_heads", kv_heads="k_num_heads", rope="rotary_emb", tiled_heads=True)
+        },
+        mlps={"MLP": MlpSpec()},
+    ),
     ModelFamily(
         "plamo2",
         attention={

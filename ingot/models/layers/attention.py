@@ -19,7 +19,7 @@ from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, M
 from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec, PositionScaleSpec
 from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
-from ingot.models.layers.chunked_attention import ChunkedLayers
+from ingot.models.layers.decoder import MixedDecoder
 from ingot.models.layers.gpu_linear import JoinedLinear
 from ingot.models.layers.rope import KernelRope, SharedRope
 
@@ -107,8 +107,8 @@ class MixedAttention(nn.Module):
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
         given = spec.shared_kv is not None and spec.shared_kv.projected
-        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale)
-        return not gated and not given and all(each is None for each in odd)
+        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
+        return not gated and not given and not spec.tiled_heads and all(each is None for each in odd)
 
     @property
     def keys_as_values(self) -> bool:
@@ -260,7 +260,7 @@ class MixedAttention(nn.Module):
             parts = [keys] if self.keys_as_values else [keys, self._scale_values(values)]
             sizes = keys.shape[-1] // self._kv_heads, values.shape[-1] // self._kv_heads
             return mx.concatenate([queries, *parts], axis=-1)[0], sizes
-        joint = self.joined_qkv(inputs.x.reshape(mixed.tokens, -1))
+        joint = self._clip(self.joined_qkv(inputs.x.reshape(mixed.tokens, -1)))
         if self._spec.joint_head_norms:
             joint = self._norm_jointly(joint)
         parts_of_head = 1 if self.keys_as_values else 2
@@ -308,6 +308,8 @@ class MixedAttention(nn.Module):
     def _gate_output(self, attended: mx.array, gate: mx.array | None, inputs: AttentionInputs) -> mx.array:
         """The attention [..., heads * size] of all tokens, multiplied by its gate if it has one."""
         spec = self._spec
+        if spec.tiled_heads:
+            attended = self._regroup(attended, self._heads // self._kv_heads)
         if gate is not None:
             return attended * mx.sigmoid(gate)
         if spec.gate is None or spec.gate not in self:
@@ -387,14 +389,26 @@ class MixedAttention(nn.Module):
         spec, x = self._spec, inputs.x
         if spec.joint is None:
             keys, values = self._project_kv(x) if inputs.projected is None else inputs.projected
-            return self[spec.projections[0]](x), keys, values
-        joint = self[spec.joint](x)
+            queries = self[spec.projections[0]](x)
+            return self._regroup(queries, self._kv_heads) if spec.tiled_heads else queries, keys, values
+        joint = self._clip(self[spec.joint](x))
         if spec.joint_by_group:
             groups = joint.reshape(*x.shape[:2], self._kv_heads, self._heads // self._kv_heads + 2, -1)
             return groups[..., :-2, :].flatten(2), groups[..., -2, :].flatten(2), groups[..., -1, :].flatten(2)
         size = joint.shape[-1] // (self._heads + 2 * self._kv_heads)
         queries, keys, values = mx.split(joint, [self._heads * size, (self._heads + self._kv_heads) * size], axis=-1)
         return queries, keys, values
+
+    def _clip(self, joint: mx.array) -> mx.array:
+        if self._spec.clip is None:
+            return joint
+        most = attrgetter(self._spec.clip)(self)
+        return mx.clip(joint, -most, most)
+
+    def _regroup(self, by_head: mx.array, groups: int) -> mx.array:
+        """Heads [..., heads * size] so that each of them stands next to what was so many behind it."""
+        apart = by_head.reshape(*by_head.shape[:-1], -1, groups, by_head.shape[-1] // self._heads)
+        return apart.swapaxes(-2, -3).flatten(-3)
 
     def _project_kv(self, x: mx.array) -> tuple[mx.array, mx.array]:
         _, of_keys, of_values = self._spec.projections
@@ -551,7 +565,7 @@ def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
     mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
     kernels = [module.paged_attention for module in mixed if not module.native]
     each = [(True, True) if paged is None else paged.gathers for paged in kernels]
-    if len(mixed) < layers or any(isinstance(module, ChunkedLayers) for module in model.modules()):
+    if len(mixed) < layers or any(isinstance(module, MixedDecoder) and module.has_chunks for module in model.modules()):
         each.append((True, True))
     return any(few for few, _ in each), any(many for _, many in each)
 

@@ -155,7 +155,7 @@ def _prepares_plainly(module: MixedAttention) -> bool:
     scaled = spec.query_scale is not None and isinstance(attrgetter(spec.query_scale)(module), mx.array)
     late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
     packed = spec.latent is not None or module.kv_layout is not None
-    return not (scaled or late or packed)
+    return not (scaled or late or packed or spec.tiled_heads)
 
 
 def _norms_of(module: MixedAttention) -> list[nn.Module]:

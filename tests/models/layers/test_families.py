@@ -41,15 +41,11 @@ NEEDS_METAL = {
 
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
-    "gpt_bigcode": "positions counted by numpy from a single number",
     "llama-dynamic": "RoPE whose base follows a single length",
     "minimax_m3_vl": "blocks of keys chosen by the place in the longest row, in long prompts only",
 }
 UNMIXED = {
     "afm7": "layers that reuse keys read another layer's cache",
-    "dbrx": "the layer asks its mask for a shape",
-    "gpt2": "positions counted from a single number",
-    "gpt_bigcode": ONE_BY_ONE["gpt_bigcode"],
     "iquestloopcoder": "each layer is run twice, over two caches",
     "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
@@ -134,7 +130,7 @@ def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(na
     check(name, current_device())
 
 
-@pytest.mark.parametrize("name", ["cohere-normed", "llama-dynamic"])
+@pytest.mark.parametrize("name", ["cohere-normed", "dbrx", "gpt2", "llama-dynamic", "plamo"])
 def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
     check(name, engines.GPU)
 
@@ -241,7 +237,7 @@ def test_every_family_of_mlx_lm_is_among_these() -> None:
     assert modules == {family_configs.config(name)["model_type"] for name in family_configs.FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
+@pytest.mark.parametrize("name", ["afm7", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
 def test_the_engine_answers_alike_alone_and_in_company_where_rows_do_not_mix(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

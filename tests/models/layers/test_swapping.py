@@ -32,6 +32,7 @@ KNOWN = [
     "gpt_oss",
     "qwen3_next",
     "cohere",
+    "dbrx",
     "exaone4",
     "lfm2",
     "mixtral",
@@ -49,6 +50,7 @@ KNOWN = [
     "nemotron_h",
     "olmo_hybrid",
     "phimoe",
+    "plamo",
     "deepseek_v2",
     "deepseek_v3",
     "gemma3n",
@@ -68,7 +70,7 @@ KNOWN = [
     "step3p5",
     "talkie",
 ]
-OTHERS = ["deepseek_v32", "mamba", "plamo", "rwkv7"]
+OTHERS = ["deepseek_v32", "mamba", "rwkv7"]
 TOLERANCE = 1e-4
 
 
