@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     DecoderSpec,
+    IndexerSpec,
     LatentSpec,
     LayerInputSpec,
     Mamba2Spec,
@@ -90,7 +91,7 @@ FAMILIES = (
         },
         mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")},
     ),
-    # DeepSeek, whose later attention is latent; with an indexer it runs its own code.
+    # DeepSeek, whose later attention is latent, and then has an indexer.
     ModelFamily(
         "deepseek",
         attention={"DeepseekAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_kv_heads")},
@@ -113,7 +114,17 @@ FAMILIES = (
         layers={"DeepseekV3DecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
-    ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
+    ModelFamily(
+        "deepseek_v32",
+        attention={
+            "DeepseekV32Attention": AttentionSpec(
+                heads="num_heads", kv_heads=1, indexer=IndexerSpec(), latent=LatentSpec()
+            )
+        },
+        mlps={"DeepseekV32MLP": MlpSpec()},
+        moes={"DeepseekV32MoE": biased_moe()},
+        layers={"DeepseekV32DecoderLayer": two_blocks()},
+    ),
     # dots.llm1.
     ModelFamily(
         "dots1",

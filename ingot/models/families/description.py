@@ -40,6 +40,25 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """An indexer, which chooses the tokens that attention sees of long sequences, by queries and keys of its own. Its
+    queries are made from the latents of queries, where attention has such. The names are DeepSeek's."""
+
+    module: str | None = "indexer"  # what has the parts below; None: the attention module
+    used: str | None = None  # whether there is one; always where None
+    heads: str = "n_heads"
+    top: str = "index_topk"  # how many tokens, or blocks of them, are chosen
+    queries: str = "wq_b"
+    query_norm: str | None = None
+    keys: str = "wk"
+    key_norm: str = "k_norm"
+    rope: str = "rope"
+    weights: str | None = "weights_proj"  # of heads, whose scores are added; None: each chooses for its KV heads
+    block: str | None = None  # how many tokens are a block, of which the best one counts; None: single ones are chosen
+    local: str | None = None  # how many of the newest blocks are always chosen
+
+
+@dataclass(frozen=True)
 class PositionScaleSpec:
     """Where there is no RoPE, queries are multiplied by 1 + scale * log(1 + floor((position + 1) / floor)). The names
     are Llama 4's."""
@@ -84,6 +103,7 @@ class AttentionSpec:
     cap: str | None = None  # the soft cap of scores
     in_float32: bool = False  # it attends in float32
     shared_kv: SharedKvSpec | None = None
+    indexer: IndexerSpec | None = None
     latent: LatentSpec | None = None  # it projects queries, keys and values so, and not by `projections`
 
 
@@ -270,7 +290,7 @@ class ModelFamily:
     layers: Mapping[str, LayerSpec] = field(default_factory=dict)  # all of a model's may become one operation
     decoders: Mapping[str, DecoderSpec] = field(default_factory=dict)
     refused: str | None = None  # why it cannot be served
-    unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
+    unmixed: str | None = None  # why its own code cannot mix rows of different lengths, where no probe finds it
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
     head: MtpSpec | None = None  # the draft head that its checkpoints may hold
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     DecoderSpec,
+    IndexerSpec,
     LatentSpec,
     Mamba2Spec,
     MlpSpec,
@@ -212,6 +213,27 @@ FAMILIES = (
     ),
     ModelFamily(
         "minimax_m3_vl",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads="num_key_value_heads",
+                norms=("q_norm", "k_norm"),
+                indexer=IndexerSpec(
+                    module=None,
+                    used="is_sparse_attn",
+                    heads="index_n_heads",
+                    top="index_topk_blocks",
+                    queries="index_q_proj",
+                    query_norm="index_q_norm",
+                    keys="index_k_proj",
+                    key_norm="index_k_norm",
+                    rope="index_rope",
+                    weights=None,
+                    block="index_block_size",
+                    local="index_local_blocks",
+                ),
+            )
+        },
         norms={"GemmaRMSNorm": NormSpec("rms", one_more=True)},
         unmixed="in long prompts it chooses the blocks of keys near a token by its place in the longest row",
     ),

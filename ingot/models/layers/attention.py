@@ -7,21 +7,20 @@ attends by itself, and the output is projected for all tokens again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.attention_state import QUERY_STRIDE, AppendState, EqualHeads
+from ingot.cache.attention_state import QUERY_STRIDE, AppendState, CompositeState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
-from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec, PositionScaleSpec
 from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
-from ingot.models.layers.decoder import MixedDecoder
 from ingot.models.layers.gpu_linear import JoinedLinear
-from ingot.models.layers.rope import KernelRope, SharedRope
+from ingot.models.layers.indexer import ChosenTokens, Indexer
+from ingot.models.layers.rope import KernelRope, SharedRope, rotate_parts
 
 QUERY_TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
@@ -45,6 +44,7 @@ class AttentionInputs:
     x: mx.array  # [1, tokens, ...]
     token_scale: mx.array | None = None  # [tokens]: what their queries are multiplied by
     projected: tuple[mx.array, mx.array] | None = None  # [1, tokens, ...]: keys and values that layers share
+    index: AppendState | None = None  # the keys of the layer's indexer
 
     def taken(self, tokens: slice) -> AttentionInputs:
         return AttentionInputs(
@@ -93,6 +93,7 @@ class MixedAttention(nn.Module):
     joined_out: JoinedLinear | None
     kv_layout: EqualHeads | None
     """How the native kernels read keys and values."""
+    token_indexer: Indexer | None
     reads_stored_kv: bool
     """Whether it attends to keys and values that an earlier layer has stored."""
 
@@ -108,7 +109,8 @@ class MixedAttention(nn.Module):
         gated = spec.gate is not None and spec.gate in self
         given = spec.shared_kv is not None and spec.shared_kv.projected
         odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
-        return not gated and not given and not spec.tiled_heads and all(each is None for each in odd)
+        own = gated or given or spec.tiled_heads or self.token_indexer is not None
+        return not own and all(each is None for each in odd)
 
     @property
     def keys_as_values(self) -> bool:
@@ -121,10 +123,13 @@ class MixedAttention(nn.Module):
     def __call__(self, *args: Any, **options: Any) -> Any:
         given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
         earlier = None if shared is None or shared.argument is None else given.get(shared.argument)
-        state = earlier if isinstance(earlier, AppendState) else given.get("cache")
+        state, index = earlier if isinstance(earlier, AppendState) else given.get("cache"), None
+        if isinstance(state, CompositeState) and self._spec.indexer is not None:
+            state, *others = state.caches
+            index = next((each for each in others if isinstance(each, AppendState)), None)
         if not isinstance(state, AppendState) or state.whole is None:
             return super().__call__(*args, **options)
-        inputs = self._inputs(given, earlier, state.whole)
+        inputs = replace(self._inputs(given, earlier, state.whole), index=index)
         output = self._forward_mixed(inputs, given.get(self._call.mask), state, state.whole)
         if shared is None or shared.argument is None:
             return output
@@ -154,12 +159,16 @@ class MixedAttention(nn.Module):
         ragged = self._prepared_ragged if mixed.three_axes else self._ragged
         if self.reads_stored_kv and ("stored", state) not in mixed.memo:
             ragged = None
+        if self.token_indexer is not None and inputs.index is not None:
+            self.token_indexer.write_keys(inputs.x, inputs.index, mixed)
+            ragged = None if any(map(self.token_indexer.is_narrow, mixed.parts)) else ragged
         if ragged is not None and ragged.covers(inputs.x, masks, state, mixed):
             if state.query_observer is not None and not self.reads_stored_kv:
                 state.query_observer(self._project_queries(inputs, mixed))
             return self._attend_natively(ragged, inputs, masks, state, mixed)
         if (
             state.choice is None
+            or self.token_indexer is not None
             or mixed.tokens < QUERY_STRIDE
             or not isinstance(masks, BatchMasks)
             or masks.window is not None
@@ -182,7 +191,10 @@ class MixedAttention(nn.Module):
         queries, gate = self._write_kv(inputs, state, mixed)
         if state.query_observer is not None and not self.reads_stored_kv:
             state.query_observer(self._make_queries(queries))
-        found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
+        chosen = self._choose_keys(inputs, mixed)
+        found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed, chosen)
+        if isinstance(found, dict) and chosen:
+            found, masks = self._attend_chosen(chosen, found, queries, masks, state, mixed)
         if isinstance(found, dict):
             flat = self._attend_rest(found, queries, inputs, masks, state, mixed)
         else:
@@ -190,6 +202,37 @@ class MixedAttention(nn.Module):
         flat = self._gate_output(flat, gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
+
+    def _choose_keys(self, inputs: AttentionInputs, mixed: MixedBatch) -> dict[int, mx.array | ChosenTokens]:
+        """What an indexer chooses for the parts whose tokens do not see all others."""
+        if self.token_indexer is None or inputs.index is None:
+            return {}
+        return self.token_indexer.choose(inputs.x, lambda: self._index_input(inputs.x), inputs.index, mixed)
+
+    def _index_input(self, x: mx.array) -> mx.array:
+        """What the queries of an indexer are made from."""
+        return x
+
+    def _attend_chosen(
+        self,
+        chosen: dict[int, mx.array | ChosenTokens],
+        found: dict[int, mx.array],
+        queries: mx.array,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
+    ) -> tuple[dict[int, mx.array], PerBatch]:
+        """What is `found`, with the attention of parts that read only chosen keys; and masks of the other ones."""
+        found, shown = dict(found), [None] * len(mixed.parts) if masks is None else list(masks.parts)
+        for number, choice in chosen.items():
+            if isinstance(choice, mx.array):
+                shown[number] = choice
+                continue
+            own = mixed.split_batch_heads(number, queries[:, :, None])
+            with state.computing(mixed.parts[number]):
+                keys, values = map(choice.take, self._read_kv(state))
+            found[number] = self._attend(own, keys, values, choice.seen)
+        return found, PerBatch(mixed, tuple(shown))
 
     def _finish(
         self, attended: mx.array, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
@@ -465,16 +508,11 @@ class MixedAttention(nn.Module):
         return self._rotate_each(queries, mixed), self._rotate_each(keys, mixed)
 
     def _rotate_each(self, x: mx.array, mixed: MixedBatch) -> mx.array:
-        """Where RoPE is fused, each part as the model's own code would: a prompt's tokens are one row, not many."""
         assert self._rope is not None
-        if self._tile is not None:
-            offset = TokenPositions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
-            return self._rope(x, offset=offset)
-        rotated = []
-        for number, part in enumerate(mixed.parts):
-            own: mx.array = self._rope(mixed.split_batch_heads(number, x), offset=part.offset)
-            rotated.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
-        return rotated[0] if len(rotated) == 1 else mx.concatenate(rotated)
+        if self._tile is None:  # RoPE is fused
+            return rotate_parts(self._rope, x, mixed)
+        offset = TokenPositions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
+        return self._rope(x, offset=offset)
 
     def _norm_heads(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
         if self._plain_norm is not None:
@@ -542,36 +580,3 @@ def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
         mixed.memo["page choice"] = MixedBatch((part.every(QUERY_STRIDE),))
     batch: MixedBatch = mixed.memo["page choice"]
     return batch
-
-
-def layer_numbers(path: str) -> list[int]:
-    """The numbers in a module's path, by which modules are in order."""
-    return [int(part) for part in path.split(".") if part.isdigit()]
-
-
-def native_kv_layouts(model: nn.Module) -> list[EqualHeads | None]:
-    """How the native kernels read what each layer stores, of those layers whose attention they compute, in order."""
-    mixed = [
-        (layer_numbers(path), module)
-        for path, module in model.named_modules()
-        if isinstance(module, MixedAttention) and module.native and not module.reads_stored_kv
-    ]
-    return [module.kv_layout for _, module in sorted(mixed, key=lambda each: each[0])]
-
-
-def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
-    """Whether pages are gathered for some of so many attention layers, in mixed batches of few tokens a row, and of
-    more."""
-    mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
-    kernels = [module.paged_attention for module in mixed if not module.native]
-    each = [(True, True) if paged is None else paged.gathers for paged in kernels]
-    if len(mixed) < layers or any(isinstance(module, MixedDecoder) and module.has_chunks for module in model.modules()):
-        each.append((True, True))
-    return any(few for few, _ in each), any(many for _, many in each)
-
-
-def check_coded_attention(model: nn.Module, sample: CodedSample) -> None:
-    """Check all attention by kernels of a GPU that reads pages in fewer bits like these."""
-    for _, module in model.named_modules():
-        if isinstance(module, MixedAttention) and module.paged_attention is not None:
-            module.paged_attention.check_coded(sample)

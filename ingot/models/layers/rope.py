@@ -140,6 +140,16 @@ def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> Posit
     return replacement
 
 
+def rotate_parts(rope: nn.Module, x: mx.array, mixed: MixedBatch) -> mx.array:
+    """x [tokens, heads, 1, size] of a mixed batch, each part rotated as a model's own code would: a prompt's tokens are
+    one row, not many."""
+    rotated = []
+    for number, part in enumerate(mixed.parts):
+        own: mx.array = rope(mixed.split_batch_heads(number, x), offset=part.offset)
+        rotated.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
+    return rotated[0] if len(rotated) == 1 else mx.concatenate(rotated)
+
+
 def swap_ropes(model: nn.Module, axes: Sequence[int] | None = None) -> int:
     """Swap every known RoPE module of the model; returns how many were swapped."""
     return swap_each(model, lambda module: None if _rotation_of(module) is None else positioned_rope(module, axes))

@@ -115,7 +115,7 @@ def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The outermost modules inside the model's layers that take a cache, with their paths; of such that only hand it on
     to known attention, that attention."""
     inside = [(path, module) for path, module in model.named_modules() if _INSIDE_LAYER.match(path)]
-    takers = [(path, module) for path, module in inside if _takes_cache(module)]
+    takers = [(path, module) for path, module in inside if _is_known_mixer(module) or _takes_cache(module)]
     handing_on = {outer for path, module in inside if _is_known_mixer(module) for outer in _outer_paths(path)}
     paths = {path for path, _ in takers} - handing_on
     return [

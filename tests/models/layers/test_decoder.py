@@ -8,7 +8,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, Row
 from ingot.kernels.cpu import native
 from ingot.models.forward import _is_known_key
-from ingot.models.layers.attention import gathers_pages
+from ingot.models.layers.attention_setup import gathers_pages
 from ingot.models.layers.decoder import chunk_masks, swap_decoders
 from ingot.models.layers.swapping import swap_mixers
 from tests.models.layers import family_configs

@@ -42,14 +42,12 @@ NEEDS_METAL = {
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
     "llama-dynamic": "RoPE whose base follows a single length",
-    "minimax_m3_vl": "blocks of keys chosen by the place in the longest row, in long prompts only",
 }
 UNMIXED = {
     "afm7": "layers that reuse keys read another layer's cache",
     "iquestloopcoder": "each layer is run twice, over two caches",
     "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
-    "minimax_m3_vl": ONE_BY_ONE["minimax_m3_vl"],
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
@@ -138,11 +136,16 @@ def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
 @pytest.mark.skipif(not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "name", ["ministral3", "gemma4", "llama4_text", "internlm2", "laguna", "muse_glimmer", "stablelm", "step3p5"]
+    "name",
+    [
+        *("deepseek_v32", "ministral3", "minimax_m3_vl", "gemma4", "llama4_text", "internlm2", "laguna"),
+        *("muse_glimmer", "stablelm", "step3p5"),
+    ],
 )
 def test_so_do_the_kernels_of_gpus_over_heads_that_they_support(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wider = {"head_dim": 16, "global_head_dim": 32, "hidden_size": 64}
-    monkeypatch.setitem(family_configs.FAMILIES, name, family_configs.FAMILIES[name] | wider)
+    wider = {"head_dim": 16, "global_head_dim": 32, "hidden_size": 64, "index_head_dim": 32}
+    latent = {"kv_lora_rank": 64, "qk_rope_head_dim": 16}
+    monkeypatch.setitem(family_configs.FAMILIES, name, family_configs.FAMILIES[name] | wider | latent)
     adapter = check(name, engines.GPU)
     assert not any(": a kernel" in note for note in adapter.notes)
 
