@@ -96,6 +96,8 @@ FAMILIES = (
         "deepseek",
         attention={"DeepseekAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_kv_heads")},
         mlps={"DeepseekMLP": MlpSpec()},
+        moes={"DeepseekMoE": MoeSpec(top="gate.top_k", normed=False, shared="shared_experts")},
+        layers={"DeepseekDecoderLayer": two_blocks()},
     ),
     ModelFamily(
         "deepseek_v2",
@@ -144,6 +146,8 @@ FAMILIES = (
         "ernie4_5_moe",
         attention={"Attention": AttentionSpec()},
         mlps={"Ernie4_5_MLP": MlpSpec()},
+        moes={"Ernie4_5_MoeMLP": MoeSpec(top="k", shared="shared_experts")},
+        layers={"Ernie4_5_DecoderLayer": two_blocks()},
         head=MtpSpec(
             inside="mtp_",
             embedding_norm="emb_norm.0",

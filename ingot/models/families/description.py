@@ -124,7 +124,7 @@ class DecoderSpec:
 class RopeSpec:
     """A RoPE of the family's own class: position / periods is what it rotates by."""
 
-    dims: str = "dims"
+    dims: str | None = "dims"  # None: nothing is rotated
     periods: str = "_freqs"
 
 
@@ -228,6 +228,7 @@ class LayerSpec:
     layer_input: LayerInputSpec | None = None
     unless: str | None = None  # where this is true, a layer computes something else
     multiplier: str | None = None  # of what each block adds
+    depth: str | None = None  # the number by whose square root that multiplier is divided
     clipped: bool = False  # sums in float16 are kept finite
     scale: str | None = None  # what the layer's output is multiplied by
 

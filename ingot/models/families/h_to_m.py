@@ -51,6 +51,7 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norms=("query_layernorm", "key_layernorm"), norms_behind_rope=True)},
         mlps={"MLP": MlpSpec()},
         ropes={"DynamicNTKAlphaRoPE": RopeSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     # InternLM.
     ModelFamily(
@@ -107,6 +108,16 @@ FAMILIES = (
         "lfm2_moe",
         attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
         mlps={"MLP": MlpSpec()},
+        moes={
+            "Lfm2MoeSparseMoeBlock": MoeSpec(
+                scores="sigmoid",
+                normed="norm_topk_prob",
+                eps=1e-6,
+                bias="expert_bias",
+                scale="routed_scaling_factor",
+                later=True,
+            )
+        },
         recurrences={"ShortConv": ShortConvSpec()},
         layers={"Lfm2DecoderLayer": _LFM_LAYER},
     ),
@@ -186,6 +197,7 @@ FAMILIES = (
         "minicpm",
         attention={"Attention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
         mlps={"MLP": MlpSpec()},
+        layers={"DecoderLayer": two_blocks(multiplier="scale_depth", depth="num_hidden_layers")},
     ),
     ModelFamily(
         "minicpm3",
@@ -210,6 +222,12 @@ FAMILIES = (
                 joint_head_norms=True,
             )
         },
+        moes={
+            "MiniMaxSparseMoeBlock": MoeSpec(
+                top="num_experts_per_tok", scores="sigmoid", eps=1e-20, bias="e_score_correction_bias"
+            )
+        },
+        layers={"MiniMaxDecoderLayer": two_blocks(mlp="block_sparse_moe")},
     ),
     ModelFamily(
         "minimax_m3_vl",

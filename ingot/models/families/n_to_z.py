@@ -17,6 +17,7 @@ from ingot.models.families.description import (
     MoeSpec,
     MtpSpec,
     NormSpec,
+    RopeSpec,
     two_blocks,
 )
 
@@ -244,6 +245,8 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": two_blocks()},
     ),
+    # Hugging Face's SmolLM3: Llamas, some of whose layers rotate nothing.
+    ModelFamily("smollm3", ropes={"NoPE": RopeSpec(dims=None)}),
     # iFlytek's Spark.
     ModelFamily(
         "spark2_5",

@@ -17,7 +17,7 @@ from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.rope import HeadRmsNorm
 from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec
-from ingot.models.families.registry import attention_spec_of
+from ingot.models.families.registry import attention_spec_of, rope_spec_of
 from ingot.models.layers.attention import QUERY_TILE, CallNames, MixedAttention, PlainNorm
 from ingot.models.layers.attention_backends import (
     NativeRotations,
@@ -119,7 +119,8 @@ def _rope_of(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
     if spec.rope_periods is not None:
         return positioned_rope(PeriodsRope(attrgetter(spec.rope_periods)(module)))
     used = spec.rope in module and (spec.rotates is None or attrgetter(spec.rotates)(module))
-    return module[spec.rope] if used else None
+    own = rope_spec_of(module[spec.rope]) if used else None
+    return module[spec.rope] if used and (own is None or own.dims is not None) else None
 
 
 def reads_stored_kv(module: nn.Module, spec: AttentionSpec) -> bool:

@@ -122,7 +122,11 @@ def _rotation_of(rope: Any) -> RopeRotation | None:
         rotation: RopeRotation = _ROTATIONS[type(rope)](rope)
         return rotation
     spec = rope_spec_of(rope)
-    return None if spec is None else RopeRotation(getattr(rope, spec.dims), False, getattr(rope, spec.periods))
+    return (
+        None
+        if spec is None or spec.dims is None
+        else RopeRotation(getattr(rope, spec.dims), False, getattr(rope, spec.periods))
+    )
 
 
 def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
