@@ -51,7 +51,16 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
     ),
     # Baichuan M1.
-    ModelFamily("baichuan_m1", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "baichuan_m1",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads", kv_heads="num_kv_heads", joint="W_pack", conv=("conv_k", "conv_v")
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+        layers={"DecoderLayer": two_blocks()},
+    ),
     # Bailing, as Ling and Ring are called in their configs.
     ModelFamily(
         "bailing_hybrid",

@@ -80,6 +80,9 @@ class AttentionSpec:
     joint: str | None = None  # one projection gives queries, keys and values
     joint_by_group: bool = False  # those of a KV head lie together
     clip: str | None = None  # what joint queries, keys and values are clipped to, up and down
+    conv: tuple[str, str] | None = (
+        None  # over two tokens' keys and values: each head's weights of the one before and it
+    )
     tiled_heads: bool = False  # a head attends to the KV head with its number modulo theirs, not to one with neighbours
     input_norm: str | None = None  # norms the states that are projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them

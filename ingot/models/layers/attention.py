@@ -16,10 +16,12 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import QUERY_STRIDE, AppendState, CompositeState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
+from ingot.cache.layer_state import RecurrentState
 from ingot.models.families.description import AttentionSpec, PositionScaleSpec
-from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
+from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention, attend_capped
 from ingot.models.layers.gpu_linear import JoinedLinear
 from ingot.models.layers.indexer import ChosenTokens, Indexer
+from ingot.models.layers.norms import PlainNorm
 from ingot.models.layers.rope import KernelRope, SharedRope, rotate_parts
 
 QUERY_TILE = 32
@@ -44,6 +46,7 @@ class AttentionInputs:
     x: mx.array  # [1, tokens, ...]
     token_scale: mx.array | None = None  # [tokens]: what their queries are multiplied by
     projected: tuple[mx.array, mx.array] | None = None  # [1, tokens, ...]: keys and values that layers share
+    raw: tuple[mx.array, mx.array, mx.array] | None = None  # [1, tokens, ...]: what is projected, convolved already
     index: AppendState | None = None  # the keys of the layer's indexer
 
     def taken(self, tokens: slice) -> AttentionInputs:
@@ -51,6 +54,7 @@ class AttentionInputs:
             self.x[:, tokens],
             None if self.token_scale is None else self.token_scale[tokens],
             None if self.projected is None else (self.projected[0][:, tokens], self.projected[1][:, tokens]),
+            None if self.raw is None else (self.raw[0][:, tokens], self.raw[1][:, tokens], self.raw[2][:, tokens]),
         )
 
 
@@ -60,16 +64,6 @@ class CallNames:
 
     names: tuple[str, ...]
     mask: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlainNorm:
-    """An RMS norm that is no module, without weights."""
-
-    eps: float
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, None, self.eps)
 
 
 class MixedAttention(nn.Module):
@@ -110,7 +104,7 @@ class MixedAttention(nn.Module):
         given = spec.shared_kv is not None and spec.shared_kv.projected
         odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
         own = gated or given or spec.tiled_heads or self.token_indexer is not None
-        return not own and all(each is None for each in odd)
+        return not own and spec.conv is None and all(each is None for each in odd)
 
     @property
     def keys_as_values(self) -> bool:
@@ -123,17 +117,46 @@ class MixedAttention(nn.Module):
     def __call__(self, *args: Any, **options: Any) -> Any:
         given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
         earlier = None if shared is None or shared.argument is None else given.get(shared.argument)
-        state, index = earlier if isinstance(earlier, AppendState) else given.get("cache"), None
-        if isinstance(state, CompositeState) and self._spec.indexer is not None:
-            state, *others = state.caches
-            index = next((each for each in others if isinstance(each, AppendState)), None)
+        state = own = earlier if isinstance(earlier, AppendState) else given.get("cache")
+        if isinstance(own, CompositeState):
+            state = next(each for each in own.caches if isinstance(each, AppendState))
         if not isinstance(state, AppendState) or state.whole is None:
             return super().__call__(*args, **options)
-        inputs = replace(self._inputs(given, earlier, state.whole), index=index)
+        inputs = self._inputs(given, earlier, state.whole)
+        if isinstance(own, CompositeState):
+            inputs = self._with_further_states(inputs, own, state.whole)
         output = self._forward_mixed(inputs, given.get(self._call.mask), state, state.whole)
         if shared is None or shared.argument is None:
             return output
         return output, inputs.projected if shared.projected else state, *map(given.get, shared.returned)
+
+    def _with_further_states(
+        self, inputs: AttentionInputs, states: CompositeState, mixed: MixedBatch
+    ) -> AttentionInputs:
+        """The same, of a layer that keeps something besides keys and values."""
+        if self.token_indexer is not None and isinstance(index := states.caches[1], AppendState):
+            return replace(inputs, index=index)
+        if self._spec.conv is None:
+            return inputs
+        queries, *stored = self._project_raw(inputs)
+        tails = next(each for each in states.caches if isinstance(each, RecurrentState))
+        keys, values = (self._convolve(each, tails, number, mixed) for number, each in enumerate(stored))
+        return replace(inputs, raw=(queries, keys, values))
+
+    def _convolve(self, x: mx.array, tails: RecurrentState, number: int, mixed: MixedBatch) -> mx.array:
+        """Keys or values [1, tokens, ...], to which those of the tokens before them are added. The last ones are
+        kept."""
+        assert self._spec.conv is not None
+        before, own = mx.split(self[self._spec.conv[number]].reshape(self._kv_heads, 2)[..., None], 2, axis=1)
+        by_head, found = x.reshape(mixed.tokens, self._kv_heads, 1, -1), []
+        for place, part in enumerate(mixed.parts):
+            each = mixed.split_batch_heads(place, by_head)
+            with tails.computing(part):
+                tail = tails[number]
+                first = mx.zeros_like(each[:, :, :1]) if tail is None else tail
+                tails[number] = each[:, :, -1:]
+            found.append(mx.concatenate([first, each[:, :, :-1]], axis=2) * before + each * own)
+        return mixed.join_batch_heads(found)
 
     def _inputs(self, given: dict[str, Any], earlier: Any, mixed: MixedBatch) -> AttentionInputs:
         """`earlier`: what an earlier layer returned for this one."""
@@ -430,6 +453,8 @@ class MixedAttention(nn.Module):
 
     def _project_raw(self, inputs: AttentionInputs) -> tuple[mx.array, mx.array, mx.array]:
         spec, x = self._spec, inputs.x
+        if inputs.raw is not None:
+            return inputs.raw
         if spec.joint is None:
             keys, values = self._project_kv(x) if inputs.projected is None else inputs.projected
             queries = self[spec.projections[0]](x)
@@ -546,7 +571,7 @@ class MixedAttention(nn.Module):
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask) -> mx.array:
         if self._cap is not None:
-            return self._attend_capped(self._cap, queries, keys, values, mask)
+            return attend_capped(queries, keys, values, mask, scale=self._scale, cap=self._cap)
         exact = queries.astype(mx.float32) if self._spec.in_float32 else queries
         attended = mx.fast.scaled_dot_product_attention(
             exact, keys, values, scale=self._scale, mask=mask, sinks=self._sinks
@@ -556,21 +581,6 @@ class MixedAttention(nn.Module):
     @property
     def _sinks(self) -> mx.array | None:
         return None if self._spec.sinks is None else self.get(self._spec.sinks)
-
-    def _attend_capped(
-        self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask
-    ) -> mx.array:
-        rows, heads, width, size = queries.shape
-        keyed = keys.shape[2]
-        grouped = queries.reshape(rows, self._kv_heads, heads // self._kv_heads, width, size) * self._scale
-        scores = cap * mx.tanh(grouped @ keys[:, :, None].swapaxes(-1, -2) / cap)
-        if isinstance(mask, str):
-            mask = mx.arange(keyed) <= mx.arange(keyed - width, keyed)[:, None]
-        elif mask is not None:
-            mask = mask[:, :, None]
-        if mask is not None:
-            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-        return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(*queries.shape[:3], -1)
 
 
 def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState, PageChooser
-from ingot.cache.forward_batch import BatchMasks, MixedBatch, PerBatch
+from ingot.cache.forward_batch import AttentionMask, BatchMasks, MixedBatch, PerBatch
 from ingot.cache.kv_storage import KernelStorage, ReservedStorage
 from ingot.cache.pages import PAGE
 from ingot.kernels.checked import CheckedKernels
@@ -276,3 +276,20 @@ def _split_by_part(attended: mx.array, mixed: MixedBatch, numbers: Sequence[int]
         found[number] = rows.swapaxes(1, 2)
         begin += part.tokens
     return found
+
+
+def attend_capped(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask, *, scale: float, cap: float
+) -> mx.array:
+    """Attention whose scores have a soft cap, by plain operations."""
+    rows, heads, width, size = queries.shape
+    kv_heads, keyed = keys.shape[1:3]
+    grouped = queries.reshape(rows, kv_heads, heads // kv_heads, width, size) * scale
+    scores = cap * mx.tanh(grouped @ keys[:, :, None].swapaxes(-1, -2) / cap)
+    if isinstance(mask, str):
+        mask = mx.arange(keyed) <= mx.arange(keyed - width, keyed)[:, None]
+    elif mask is not None:
+        mask = mask[:, :, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(*queries.shape[:3], -1)

@@ -18,7 +18,7 @@ from ingot.kernels.paged_attention.rope import HeadRmsNorm
 from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec
 from ingot.models.families.registry import attention_spec_of, rope_spec_of
-from ingot.models.layers.attention import QUERY_TILE, CallNames, MixedAttention, PlainNorm
+from ingot.models.layers.attention import QUERY_TILE, CallNames, MixedAttention
 from ingot.models.layers.attention_backends import (
     NativeRotations,
     PagedKernelAttention,
@@ -30,7 +30,7 @@ from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
 from ingot.models.layers.indexer import has_indexer, indexer_of
 from ingot.models.layers.latent_attention import LatentAttention
 from ingot.models.layers.modules import extend
-from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.norms import PlainNorm, is_rms_norm, norm_factor
 from ingot.models.layers.rope import (
     KernelLatentRope,
     KernelRope,
@@ -216,7 +216,11 @@ def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
     of one size."""
     spec = module._spec
     if spec.joint is not None:
-        return None if spec.joint_by_group else join_linears(module[spec.joint], names=[spec.joint])
+        return (
+            None
+            if spec.joint_by_group or spec.conv is not None
+            else join_linears(module[spec.joint], names=[spec.joint])
+        )
     if spec.shared_kv is not None and spec.shared_kv.projected:
         return None
     wanted = spec.projections[:1] if module.reads_stored_kv else spec.projections

@@ -128,7 +128,7 @@ def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(na
     check(name, current_device())
 
 
-@pytest.mark.parametrize("name", ["cohere-normed", "dbrx", "gpt2", "llama-dynamic", "plamo"])
+@pytest.mark.parametrize("name", ["baichuan_m1", "cohere-normed", "dbrx", "gpt2", "llama-dynamic", "plamo"])
 def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
     check(name, engines.GPU)
 

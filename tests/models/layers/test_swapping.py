@@ -38,6 +38,7 @@ KNOWN = [
     "lfm2",
     "mixtral",
     "olmo3",
+    "baichuan_m1",
     "bailing_moe",
     "bailing_moe_linear",
     "exaone",
