@@ -51,7 +51,13 @@ from ingot.models.layers.gpu_linear import reserve_scratch
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
 from ingot.models.layers.modules import named_parameters
-from ingot.models.layers.swapping import allow_separate_layers, is_fused, restore_wrong_part, swap_modules
+from ingot.models.layers.swapping import (
+    allow_separate_layers,
+    is_fused,
+    restore_wrong_part,
+    swap_modules,
+    unknown_mixers,
+)
 from ingot.models.lora.loras import LoadedLoras
 from ingot.models.parallelism import ModelSharding, shard_model
 from ingot.models.precision import main_dtype, rounds_activations, settle_precision
@@ -342,7 +348,8 @@ def adapt_model(
 
     def probed() -> tuple[mx.Dtype | None, ProbeFindings, int]:
         kept = None if exact or not (is_fused(model) or attends_natively(model)) else mx.float16
-        return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
+        unlike = family.unmixed is None or not unknown_mixers(model)
+        return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=unlike)
 
     with _logging_time("the model was probed"):
         kept, found, margin = probed()

@@ -20,7 +20,7 @@ KERNELS = (
 )
 RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed")
 KINDS = {
-    "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed"),
+    "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed", "indexed"),
     "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *RECURRENT, *KERNELS),
     "metal": (*RECURRENT, *KERNELS),
 }

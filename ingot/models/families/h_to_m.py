@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
-    ChunkedSpec,
+    DecoderSpec,
+    IndexerSpec,
     LatentSpec,
     Mamba2Spec,
     MlpSpec,
@@ -50,6 +51,7 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norms=("query_layernorm", "key_layernorm"), norms_behind_rope=True)},
         mlps={"MLP": MlpSpec()},
         ropes={"DynamicNTKAlphaRoPE": RopeSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     # InternLM.
     ModelFamily(
@@ -107,6 +109,16 @@ FAMILIES = (
         "lfm2_moe",
         attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
         mlps={"MLP": MlpSpec()},
+        moes={
+            "Lfm2MoeSparseMoeBlock": MoeSpec(
+                scores="sigmoid",
+                normed="norm_topk_prob",
+                eps=1e-6,
+                bias="expert_bias",
+                scale="routed_scaling_factor",
+                later=True,
+            )
+        },
         recurrences={"ShortConv": ShortConvSpec()},
         layers={"Lfm2DecoderLayer": _LFM_LAYER},
     ),
@@ -132,7 +144,7 @@ FAMILIES = (
             )
         },
         mlps={"MLP": MlpSpec()},
-        chunked={"LlamaModel": ChunkedSpec()},
+        decoders={"LlamaModel": DecoderSpec(chunk_size="attention_chunk_size")},
     ),
     ModelFamily(
         "llama4_text",
@@ -186,6 +198,7 @@ FAMILIES = (
         "minicpm",
         attention={"Attention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
         mlps={"MLP": MlpSpec()},
+        layers={"DecoderLayer": two_blocks(multiplier="scale_depth", depth="num_hidden_layers")},
     ),
     ModelFamily(
         "minicpm3",
@@ -210,9 +223,36 @@ FAMILIES = (
                 joint_head_norms=True,
             )
         },
+        moes={
+            "MiniMaxSparseMoeBlock": MoeSpec(
+                top="num_experts_per_tok", scores="sigmoid", eps=1e-20, bias="e_score_correction_bias"
+            )
+        },
+        layers={"MiniMaxDecoderLayer": two_blocks(mlp="block_sparse_moe")},
     ),
     ModelFamily(
         "minimax_m3_vl",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads="num_key_value_heads",
+                norms=("q_norm", "k_norm"),
+                indexer=IndexerSpec(
+                    module=None,
+                    used="is_sparse_attn",
+                    heads="index_n_heads",
+                    top="index_topk_blocks",
+                    queries="index_q_proj",
+                    query_norm="index_q_norm",
+                    keys="index_k_proj",
+                    key_norm="index_k_norm",
+                    rope="index_rope",
+                    weights=None,
+                    block="index_block_size",
+                    local="index_local_blocks",
+                ),
+            )
+        },
         norms={"GemmaRMSNorm": NormSpec("rms", one_more=True)},
         unmixed="in long prompts it chooses the blocks of keys near a token by its place in the longest row",
     ),

@@ -17,6 +17,7 @@ from ingot.models.families.description import (
     MoeSpec,
     MtpSpec,
     NormSpec,
+    RopeSpec,
     two_blocks,
 )
 
@@ -141,7 +142,13 @@ FAMILIES = (
         },
     ),
     # PLaMo.
-    ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "plamo",
+        attention={
+            "Attention": AttentionSpec(heads="q_num_heads", kv_heads="k_num_heads", rope="rotary_emb", tiled_heads=True)
+        },
+        mlps={"MLP": MlpSpec()},
+    ),
     ModelFamily(
         "plamo2",
         attention={
@@ -238,6 +245,8 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": two_blocks()},
     ),
+    # Hugging Face's SmolLM3: Llamas, some of whose layers rotate nothing.
+    ModelFamily("smollm3", ropes={"NoPE": RopeSpec(dims=None)}),
     # iFlytek's Spark.
     ModelFamily(
         "spark2_5",

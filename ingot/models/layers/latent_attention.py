@@ -152,6 +152,11 @@ class LatentAttention(MixedAttention):
         values = self[spec.out_of_latent](latents)
         return mx.fast.scaled_dot_product_attention(by_head, keys, values, scale=self._scale, mask=scores)
 
+    def _index_input(self, x: mx.array) -> mx.array:
+        down, norm, _ = (self[name] for name in self._latent_spec.query_latent)
+        normed: mx.array = norm(down(x))
+        return normed
+
     def _project_latent_queries(self, x: mx.array) -> mx.array:
         spec = self._latent_spec
         if spec.query in self:

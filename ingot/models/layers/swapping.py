@@ -23,12 +23,12 @@ from ingot.cache.layer_state import LayerState
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.models.families.registry import recurrence_spec_of
+from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
 from ingot.models.layers.attention_setup import is_known_here, mixed_attention_of
-from ingot.models.layers.chunked_attention import ChunkedLayers, swap_chunked_layers
 from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
+from ingot.models.layers.decoder import MixedDecoder, swap_decoders
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
 from ingot.models.layers.graph_layers import join_layer_inputs
@@ -112,12 +112,21 @@ def _join_outputs(mixed: MixedBatch, outputs: list[Any]) -> Any:
 
 
 def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost modules inside the model's layers that take a cache, with their paths."""
-    takers = [
-        (path, module) for path, module in model.named_modules() if _INSIDE_LAYER.match(path) and _takes_cache(module)
+    """The outermost modules inside the model's layers that take a cache, with their paths; of such that only hand it on
+    to known attention, that attention."""
+    inside = [(path, module) for path, module in model.named_modules() if _INSIDE_LAYER.match(path)]
+    takers = [(path, module) for path, module in inside if _is_known_mixer(module) or _takes_cache(module)]
+    handing_on = {outer for path, module in inside if _is_known_mixer(module) for outer in _outer_paths(path)}
+    paths = {path for path, _ in takers} - handing_on
+    return [
+        (path, module)
+        for path, module in takers
+        if path in paths and not any(outer in paths for outer in _outer_paths(path))
     ]
-    paths = {path for path, _ in takers}
-    return [(path, module) for path, module in takers if not any(outer in paths for outer in _outer_paths(path))]
+
+
+def _is_known_mixer(module: nn.Module) -> bool:
+    return isinstance(module, MixedAttention | SplitMixer) or attention_spec_of(module) is not None
 
 
 def _takes_cache(module: nn.Module) -> bool:
@@ -170,7 +179,7 @@ def is_tiled(model: nn.Module) -> bool:
 _WHOLE_LAYERS = (LayerStandIn, LayerInputsDecoder)
 SWAPPED_PARTS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "layers": _WHOLE_LAYERS,
-    "attention": (*_WHOLE_LAYERS, MixedAttention, ChunkedLayers),
+    "attention": (*_WHOLE_LAYERS, MixedAttention, MixedDecoder),
     "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence),
     "experts": (*_WHOLE_LAYERS, JoinedMoe, GroupedSwitchGLU),
     "MLPs": (*_WHOLE_LAYERS, GatedMLP, JoinedMLP),
@@ -233,7 +242,7 @@ def swap_modules(
     """Swap the modules that ingot computes otherwise than mlx-lm does. Layers become one operation where that is
     possible, unless they are to stay `apart`. `axes`: see `positioned_rope`."""
     swap_ropes(model, axes)
-    swap_chunked_layers(model)
+    swap_decoders(model)
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
         join_gated_mlps(model)

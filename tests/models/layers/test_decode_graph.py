@@ -165,6 +165,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
     },
     "phi3": {"model_type": "phi3", "hidden_size": 64},
+    "minicpm": {"model_type": "minicpm", "hidden_size": 64, "dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 2.0},
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "granitemoehybrid": {**_MAMBA, **_GRANITE, "model_type": "granitemoehybrid", "position_embedding_type": "nope"},
     "nemotron_h": {
         **_MAMBA,
@@ -244,6 +246,16 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
     "mixtral": {},
     "olmoe": {},
+    "deepseek": {**_SHARED_EXPERT, "moe_layer_freq": 1, "attention_bias": False},
+    "ernie4_5_moe": {
+        **{"use_bias": False, "moe_num_experts": 12, "moe_k": 12, "moe_layer_start_index": 1},
+        "moe_num_shared_experts": 1,
+    },
+    "lfm2_moe": {
+        **{"norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"]},
+        **{"use_expert_bias": True, "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    },
+    "minimax": {"use_qk_norm": True, "shared_intermediate_size": 16, "rotary_dim": 8},
     "granitemoe": {
         **{"attention_bias": False, "logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0},
         "residual_multiplier": 0.5,
@@ -257,7 +269,7 @@ def mixture(kind: str, **changes: int) -> ModelAdapter:
     """Each token has all experts, so that no way of rounding decides which; or so many."""
 
     def biased(path: str, weight: mx.array) -> mx.array:
-        if path.endswith("e_score_correction_bias"):
+        if path.endswith(("e_score_correction_bias", "expert_bias")):
             return mx.random.normal(weight.shape, key=mx.random.key(1)) / 4
         return weight
 
