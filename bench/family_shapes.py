@@ -210,6 +210,14 @@ REAL: dict[str, dict[str, Any]] = {
 """What makes them as large as the models that people run."""
 
 
+PACKED_AS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "gpt-oss": lambda path: (
+        {"group_size": 32, "bits": 4, "mode": "mxfp4"} if ".experts." in path else {"group_size": 64, "bits": 8}
+    ),
+}
+"""How layers of checkpoints are quantised, by their paths, where families have a form of their own."""
+
+
 def family_config(family: str, changes: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
     """The config of a family: `changes` to what families have in common, and `real` to what is its own."""
     config = {**_BASE, **changes, **FAMILIES[family], **real}
@@ -225,8 +233,8 @@ def random_model(
     real: bool = False,
     bits: int = 4,
 ) -> tuple[dict[str, Any], Any]:
-    """The config of a family, and a model with random weights of so many bits; 0: as they are. Those of one layer at a
-    time are in memory before they are packed."""
+    """The config of a family, and a model with random weights of so many bits, or, where that is 4, quantised as its
+    checkpoints are; 0: as they are. Weights of one layer at a time are in memory before they are packed."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten
@@ -239,6 +247,8 @@ def random_model(
 
     def packed(path: str, module: Any) -> Any:
         fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0
+        if fits and bits == 4 and family in PACKED_AS:
+            return PACKED_AS[family](path)
         return chosen(path, module) if fits else False
 
     nn.quantize(model, group_size=64, bits=bits, class_predicate=packed)

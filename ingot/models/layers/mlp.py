@@ -24,7 +24,7 @@ from ingot.kernels.packed_matmul.selfcheck import CheckedExperts
 from ingot.models.families.description import MlpSpec
 from ingot.models.families.registry import mlp_spec_of
 from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, join_linears
-from ingot.models.layers.modules import adopt_module, extend, named_parameters, swap_each, temporarily_extended
+from ingot.models.layers.modules import adopt_module, extend, float_dtype, swap_each, temporarily_extended
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, SwitchLinear
 
 
@@ -233,8 +233,7 @@ _EXPERT_CURVES: dict[str, Curve] = {
 
 def swap_switch_mlps(model: nn.Module, kernels: CheckedExperts) -> int:
     """Swap the MLPs of quantised experts that our kernels multiply faster for many tokens; returns how many were."""
-    dtypes = [array.dtype for _, array in named_parameters(model)]
-    main = next((dtype for dtype in dtypes if mx.issubdtype(dtype, mx.floating)), mx.float32)
+    main = float_dtype(model)
     return swap_each(model, lambda module: _grouped_experts(module, kernels, main))
 
 
@@ -262,7 +261,7 @@ def _grouped_experts(module: Any, kernels: CheckedExperts, main: mx.Dtype) -> nn
 
 def _expert_weights(linear: QuantizedSwitchLinear) -> ExpertWeights:
     packing = PackedFormat(linear.bits, linear.group_size, linear.mode)
-    return ExpertWeights(packing, linear.weight, linear.scales, linear.biases, linear.get("bias"))
+    return ExpertWeights(packing, linear.weight, linear.scales, linear.get("biases"), linear.get("bias"))
 
 
 def _expert_curve(activation: Any) -> Curve | None:

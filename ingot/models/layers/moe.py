@@ -130,7 +130,7 @@ def _curve_of(activation: nn.Module) -> tuple[ExpertCurve, mx.array] | None:
 
 
 def _bias_of(linear: QuantizedKernelSwitchLinear) -> mx.array:
-    bias: mx.array = mx.contiguous(linear.bias.astype(linear._packed.scales.dtype))
+    bias: mx.array = mx.contiguous(linear.bias.astype(linear._packed.dtype))
     return bias
 
 
@@ -163,4 +163,4 @@ def _router_of(module: Any, kernels: CheckedKernels, weights: PackedWeights) -> 
     )
     bias = None if spec.bias is None else _found(module, spec.bias)
     scale = float(number(spec.scale, 1.0))
-    return kernels.moe.of(shape, weights.scales.dtype, bias=bias, eps=spec.eps, scale=scale)
+    return kernels.moe.of(shape, weights.dtype, bias=bias, eps=spec.eps, scale=scale)

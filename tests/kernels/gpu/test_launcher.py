@@ -37,7 +37,15 @@ from ingot.kernels.gpu.kernel_source import (
 )
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, compilation_stats, kernel_launcher
 from ingot.kernels.gpu.nvrtc import CubinCache, Nvrtc, NvrtcError
-from ingot.kernels.packed_matmul.kernels import DTYPES, PackedFormat, PackedProduct, PackedWeights, UnpackScratch
+from ingot.kernels.packed_matmul.kernels import (
+    DTYPES,
+    FLOAT_FORMATS,
+    GatedExpertWeights,
+    PackedFormat,
+    PackedProduct,
+    PackedWeights,
+    UnpackScratch,
+)
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_copies, token_slots
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel, RopeShape
@@ -115,14 +123,16 @@ def recurrent(shape: MixerShape, dtype: mx.Dtype) -> list[KernelKind]:
     return [*run.kinds]
 
 
-def packed(dtype: mx.Dtype, packing: PackedFormat, outputs: int, rows: int) -> dict[str, KernelKind]:
-    run, groups = LaunchRehearsal(), 64
-    factors = mx.zeros((1, outputs, groups), dtype)
+def packed(dtype: mx.Dtype, packing: PackedFormat, outputs: int, rows: int, groups: int = 64) -> dict[str, KernelKind]:
+    run = LaunchRehearsal()
+    factors = mx.zeros((1, outputs, groups), packing.scale_dtype(dtype))
     words = mx.zeros((1, outputs, groups * packing.group * packing.bits // 32), mx.int32)
-    experts = PackedWeights(packing, words, factors, factors)
+    experts = PackedWeights.of(packing, words, factors, factors if packing.affine else None, dtype=dtype)
     product, x = PackedProduct(run, packing, dtype), mx.zeros((rows, experts.columns), dtype)
     product(x, experts.part(0))
-    product.gather(x, experts, mx.zeros(rows, mx.int32))
+    chosen, biases = mx.zeros(rows, mx.int32), (mx.zeros((1, outputs), dtype),) * 2
+    product.gather(x, experts, chosen)
+    product.gather_gated(x, GatedExpertWeights(experts, experts, "clipped", mx.zeros(2), biases), chosen)
     UnpackScratch(run, mx.zeros(1, dtype)).unpacked(x, experts.part(0))
     return {kind.kernel.name: kind for kind in run.kinds}
 
@@ -188,6 +198,18 @@ def test_products_with_packed_weights_leave_room_for_groups(bits: int, outputs: 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_with_packed_weights_keep_their_numbers_in_registers(dtype: mx.Dtype, name: str) -> None:
     assert " 0 bytes spill stores" in assembled(packed(dtype, PackedFormat(5, 64), 4096, 9)[name])
+
+
+@only_cuda
+@pytest.mark.parametrize("name", ["multiply", "gather", "gather_gated_biased", "unpack"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("packing", FLOAT_FORMATS, ids=str)
+def test_products_with_floats_of_few_bits_keep_their_numbers_in_registers(
+    packing: PackedFormat, dtype: mx.Dtype, name: str
+) -> None:
+    for columns in (4096, 2880):  # of which GPT-OSS has some, and other kernels
+        kind = packed(dtype, packing, 2880, 9, columns // packing.group)[name]
+        assert " 0 bytes stack frame, 0 bytes spill stores" in assembled(kind)
 
 
 @only_cuda

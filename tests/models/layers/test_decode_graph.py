@@ -264,6 +264,14 @@ MIXTURES: dict[str, dict[str, Any]] = {
 """Families whose layers have experts."""
 
 
+PACKINGS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "mixtral": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "exaone_moe": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+}
+"""Of experts of some of them."""
+
+
 @cache
 def mixture(kind: str, **changes: int) -> ModelAdapter:
     """Each token has all experts, so that no way of rounding decides which; or so many."""
@@ -276,7 +284,12 @@ def mixture(kind: str, **changes: int) -> ModelAdapter:
     config = {**tiny.CONFIGS["kernel"], **MIXTURES[kind], **_EXPERTS, "model_type": kind, **changes}
     model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
     model.update(tree_map_with_path(biased, model.parameters()))
-    nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, each: hasattr(each, "to_quantized"))
+
+    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        own = PACKINGS.get(kind) if "experts" in path else None
+        return own or True if hasattr(module, "to_quantized") else False
+
+    nn.quantize(model, group_size=32, bits=4, class_predicate=packing)
     mx.eval(model.parameters())
     return adapt_model(model, config, engines.GPU)
 
@@ -684,17 +697,19 @@ def test_a_part_without_kernels_is_computed_between_graphs(kind: str, monkeypatc
 
 @pytest.mark.parametrize(
     ("packing", "part"),
-    [(None, "experts in bfloat16"), ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mxfp4 experts")],
-    ids=["plain", "mxfp4"],
+    [(None, "experts in bfloat16"), ({"group_size": 16, "bits": 4, "mode": "nvfp4"}, "nvfp4 experts")],
+    ids=["plain", "nvfp4"],
 )
 def test_experts_that_are_not_covered_keep_their_layers_and_are_named(
     packing: dict[str, Any] | None, part: str
 ) -> None:
+    """Of nvfp4, columns that are no multiple of 32 are not."""
     mixtures = {**MIXTURES["qwen3_moe"], **_EXPERTS, "mlp_only_layers": []}
     config = {**tiny.CONFIGS["kernel"], **mixtures, "model_type": "qwen3_moe"}
+    config["hidden_size"] = 64 if packing is None else 48
     model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
     if packing is not None:
-        nn.quantize(model, class_predicate=lambda path, _: "switch_mlp.g" in path, **packing)
+        nn.quantize(model, class_predicate=lambda path, _: "switch_mlp." in path and "_proj" in path, **packing)
     swap_modules(model, engines.GPU, CheckedKernels(engines.GPU))
     assert decode_graph.why_uncovered(model) == f"{part} of Qwen3MoeSparseMoeBlock"
 
