@@ -78,7 +78,16 @@ def _join_weights(layers: Sequence[Any]) -> Any:
 
 def joined_linears_of(model: nn.Module) -> list[JoinedLinear]:
     """All that the modules of a model have."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, JoinedLinear)]
+    return [product for module in model.modules() for product in joined_linears_in(module)]
+
+
+def joined_linears_in(module: nn.Module) -> list[JoinedLinear]:
+    """Those that a module itself has, also in tuples."""
+    values = list(vars(module).values())
+    for value in values:
+        if isinstance(value, tuple):
+            values += value
+    return [value for value in values if isinstance(value, JoinedLinear)]
 
 
 def join_linears(*layers: nn.Module, names: Sequence[str] = (), apart: bool = False) -> JoinedLinear | None:
