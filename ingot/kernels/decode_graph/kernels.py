@@ -20,6 +20,7 @@ _ARRAYS = {
     "gate": (("both",), ("gated",)),
     "gate_heads": (("attended", "projected"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
+    "take_heads": (("projected",), ("picked",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
     "shift": (("product", "bias"), ("shifted",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
@@ -134,6 +135,20 @@ def gate_input(run: Launcher, gate: mx.array, inputs: mx.array, begin: int) -> m
     template = (("T", gate.dtype), ("SIZE", size), ("ROW", inputs.shape[1]), ("BEGIN", begin), ("THREADS", _THREADS))
     work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec(gate.shape, gate.dtype),))
     return run(decode_kernel("gate_input"), [gate, inputs], work)[0]
+
+
+def take_heads(run: Launcher, projected: mx.array, heads: int, step: int, size: int) -> mx.array:
+    """The first numbers of each head [heads, tokens, size], of projections [tokens, ...] in which heads begin every
+    `step` numbers."""
+    tokens, row = projected.shape
+    template = (*(("T", projected.dtype), ("HEADS", heads), ("SIZE", size), ("STEP", step)), ("ROW", row))
+    work = LaunchConfig(
+        (*template, ("THREADS", _THREADS)),
+        (-(-heads * size // _THREADS), tokens, 1),
+        _THREADS,
+        (OutputSpec((heads, tokens, size), projected.dtype),),
+    )
+    return run(decode_kernel("take_heads"), [projected], work)[0]
 
 
 class JointNorm:

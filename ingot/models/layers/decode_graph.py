@@ -60,15 +60,8 @@ from ingot.models.layers.graph_inputs import (
     coded_addresses_of,
     slab_addresses_of,
 )
-from ingot.models.layers.graph_layers import (
-    AttentionPart,
-    GraphLayers,
-    GraphRun,
-    OwnBlock,
-    RecurrentPart,
-    UncoveredPartError,
-    graph_layers_of,
-)
+from ingot.models.layers.graph_layers import GraphLayers, GraphRun, OwnBlock, graph_layers_of
+from ingot.models.layers.graph_parts import AttentionPart, RecurrentPart, UncoveredPartError
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.mlp import all_fixed_experts
@@ -269,7 +262,7 @@ class DecodeGraphs:
             assert isinstance(part, AttentionPart)
             storage = _kernel_storage_of(state, part, dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
-            rope = None if storage is None else part.rope.kernel_for(storage.sizes, dtype)
+            rope = None if storage is None else part.rope_kernel(storage.sizes, dtype)
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)

@@ -19,7 +19,7 @@ from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import LoraMatrices
 from ingot.kernels.paged_attention.inputs import KernelRows, RowBounds, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.paged_attention.shapes import CodedPages, KVSplits
 from ingot.kernels.recurrent.kernels import RecurrentSpans, locate_states
 from ingot.models.layers.gpu_linear import JoinedLinear
@@ -39,7 +39,7 @@ class GraphAttentionInputs:
     """What an attention layer of a graph reads and writes besides hidden states."""
 
     attention: PagedAttention
-    rope: RopeKernel
+    rope: RopeKernel | LatentRopeKernel
     storage: KernelStorage
     rows: KernelRows
     slots: mx.array
@@ -207,7 +207,7 @@ class AttentionContext(NamedTuple):
 
     storage: KernelStorage
     attention: PagedAttention
-    rope: RopeKernel
+    rope: RopeKernel | LatentRopeKernel
     kind: int  # the numbers of its kind of attention and of its angles
     angles: int
 
