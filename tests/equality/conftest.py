@@ -18,7 +18,7 @@ KERNELS = (
     "moe",
     "mixed",
 )
-RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed")
+RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed", "kernel-kda-packed")
 KINDS = {
     "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed", "indexed"),
     "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *RECURRENT, *KERNELS),

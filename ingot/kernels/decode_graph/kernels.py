@@ -20,10 +20,10 @@ _ARRAYS = {
     "gate": (("both",), ("gated",)),
     "gate_heads": (("attended", "projected"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
+    "take_heads": (("projected",), ("picked",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
     "shift": (("product", "bias"), ("shifted",)),
     "scale": (("states", "factors"), ("scaled",)),
-    "split_heads": (("states",), ("split",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
@@ -80,24 +80,15 @@ class ResidualNorm:
         self._numbers = mx.array([*eps, *factors, *[0.0] * 4], mx.float32)
         mx.eval(self._numbers, [norm.weight for norm in (before, after) if norm is not None])
 
-    def of_first(self, run: Launcher, states: mx.array) -> mx.array:
-        """The first of each token's numbers [tokens, ...], normed: as many as the norm has weights."""
-        assert self._before is not None
-        return self(run, states, None, self._before.weight.size)[1]
-
-    def __call__(
-        self, run: Launcher, states: mx.array, added: mx.array | None, size: int = 0
-    ) -> tuple[mx.array, mx.array]:
-        """Hidden states [tokens, size] plus a part's output, rounded like plain operations; and the sums normed. States
-        may have more numbers than a `size` that is given, if nothing is added to them."""
+    def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Hidden states [tokens, size] plus a part's output, rounded like plain operations; and the sums normed."""
         if added is None and self._before is None:
             return states, states
-        tokens, row = states.shape
-        size = size or row
+        tokens, size = states.shape
         whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
         with_after = added is not None and self._after is not None
         template = (
-            *(("T", states.dtype), ("SIZE", size), ("ROW", row), ("WARPS", _WARPS), ("ADDED", added is not None)),
+            *(("T", states.dtype), ("SIZE", size), ("WARPS", _WARPS), ("ADDED", added is not None)),
             *(("NORMED", self._before is not None), ("AFTER", with_after)),
             ("SCALED", added is not None and self._multiplied),
             ("CLIPPED", self._clipped and states.dtype == mx.float16),
@@ -147,6 +138,20 @@ def gate_input(run: Launcher, gate: mx.array, inputs: mx.array, begin: int) -> m
     return run(decode_kernel("gate_input"), [gate, inputs], work)[0]
 
 
+def take_heads(run: Launcher, projected: mx.array, heads: int, step: int, size: int) -> mx.array:
+    """The first numbers of each head [heads, tokens, size], of projections [tokens, ...] in which heads begin every
+    `step` numbers."""
+    tokens, row = projected.shape
+    template = (*(("T", projected.dtype), ("HEADS", heads), ("SIZE", size), ("STEP", step)), ("ROW", row))
+    work = LaunchConfig(
+        (*template, ("THREADS", _THREADS)),
+        (-(-heads * size // _THREADS), tokens, 1),
+        _THREADS,
+        (OutputSpec((heads, tokens, size), projected.dtype),),
+    )
+    return run(decode_kernel("take_heads"), [projected], work)[0]
+
+
 class JointNorm:
     """Norms of all queries of a token, and of all its keys, in a joint projection."""
 
@@ -185,15 +190,6 @@ def scale_tokens(run: Launcher, states: mx.array, factors: mx.array) -> mx.array
     output = OutputSpec(states.shape, states.dtype)
     work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (output,))
     return run(decode_kernel("scale"), [states, factors], work)[0]
-
-
-def split_heads(run: Launcher, states: mx.array, heads: int, step: int, size: int) -> mx.array:
-    """The first `size` of the `step` numbers that each head has of states [tokens, ...]: [heads, tokens, size]."""
-    tokens, row = states.shape
-    template = (("T", states.dtype), ("SIZE", size), ("ROW", row), ("STEP", step), ("THREADS", _THREADS))
-    output = OutputSpec((heads, tokens, size), states.dtype)
-    work = LaunchConfig(template, (-(-size // _THREADS), heads, tokens), _THREADS, (output,))
-    return run(decode_kernel("split_heads"), [states], work)[0]
 
 
 # Inputs and results of graphs

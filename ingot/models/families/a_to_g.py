@@ -19,6 +19,7 @@ from ingot.models.families.description import (
     NormSpec,
     SharedKvSpec,
     biased_moe,
+    kimi_delta,
     two_blocks,
 )
 
@@ -79,6 +80,11 @@ FAMILIES = (
             "BailingMLA": AttentionSpec(heads="num_heads", kv_heads=1, out="dense", gate="g_proj", latent=LatentSpec())
         },
         mlps={"BailingMLP": MlpSpec()},
+        recurrences={
+            "BailingKDA": kimi_delta(
+                convolutions=("q_conv1d", "k_conv1d", "v_conv1d"), decay=("f_proj",), decay_bound="lower_bound"
+            )
+        },
     ),
     # Cohere's Command models.
     ModelFamily(

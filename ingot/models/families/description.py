@@ -181,9 +181,36 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """A gated delta net behind a convolution, as Qwen's."""
+    """A gated delta net behind convolutions. The names are Qwen's by default. Several names for one thing are of
+    projections behind one another."""
 
+    sizes: tuple[str, str, str, str] = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
     joint: bool = False  # queries, keys, values and gates of a key head lie together, and so do its two factors
+    qkv: tuple[str, ...] = ("in_proj_qkv",)  # one projection of queries, keys and values, or one of each
+    convolutions: tuple[str, ...] = ("conv1d",)  # likewise
+    gates: tuple[tuple[str, ...], ...] = (("in_proj_z",),)  # a module has the first of these, or the next one
+    strength: str = "in_proj_b"
+    most_strength: str | None = None  # whether strengths are up to two, not one
+    decay: tuple[str, ...] = ("in_proj_a",)
+    decays_by_key: bool = False  # each number of a key has a decay of its own, not each head one
+    decay_bound: str | None = None  # decays are exp(bound * sigmoid(...)) where the module has this bound
+    gate_act: Literal["silu", "sigmoid"] = "silu"
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+def kimi_delta(**options: Any) -> GatedDeltaSpec:
+    """Kimi Delta Attention (KDA), which others have taken over."""
+    names: dict[str, Any] = {
+        "sizes": ("num_heads", "num_heads", "head_dim", "head_dim"),
+        "qkv": ("q_proj", "k_proj", "v_proj"),
+        "convolutions": ("q_conv.conv", "k_conv.conv", "v_conv.conv"),
+        "gates": (("g_proj",), ("g_a_proj", "g_b_proj")),
+        "strength": "b_proj",
+        "decay": ("f_a_proj", "f_b_proj"),
+        **{"decays_by_key": True, "gate_act": "sigmoid", "norm": "o_norm", "out": "o_proj"},
+    }
+    return GatedDeltaSpec(**{**names, **options})
 
 
 @dataclass(frozen=True)

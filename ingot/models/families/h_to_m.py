@@ -20,6 +20,7 @@ from ingot.models.families.description import (
     RopeSpec,
     SharedKvSpec,
     ShortConvSpec,
+    kimi_delta,
     two_blocks,
 )
 
@@ -75,11 +76,30 @@ FAMILIES = (
         attention={
             "KimiK3MLAAttention": AttentionSpec(heads="num_heads", kv_heads=1, gate="g_proj", latent=LatentSpec())
         },
+        recurrences={
+            "KimiK3DeltaAttention": kimi_delta(
+                qkv=("qkv_proj",), convolutions=("qkv_conv.conv",), decay_bound="lower_bound"
+            )
+        },
     ),
     ModelFamily(
         "kimi_linear",
         attention={"KimiMLAAttention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
         mlps={"KimiMLP": MlpSpec()},
+        moes={
+            "KimiSparseMoE": MoeSpec(
+                top="args.num_experts_per_token",
+                scores="sigmoid",
+                normed="args.moe_renormalize",
+                eps=1e-20,
+                bias="e_score_correction_bias",
+                groups=("args.num_expert_group", "args.topk_group"),
+                scale="args.routed_scaling_factor",
+                shared="shared_experts",
+            )
+        },
+        recurrences={"KimiDeltaAttention": kimi_delta()},
+        layers={"KimiDecoderLayer": two_blocks()},
     ),
     # Kuaishou's Klear.
     ModelFamily(
@@ -274,6 +294,16 @@ FAMILIES = (
         attention={
             "Mistral4Attention": AttentionSpec(
                 heads="num_heads", kv_heads=1, token_scale="attn_scale", latent=LatentSpec()
+            )
+        },
+        moes={
+            "Mistral4MoE": MoeSpec(
+                top="num_experts_per_tok",
+                normed="args.norm_topk_prob",
+                eps=1e-20,
+                groups=("args.n_group", "args.topk_group"),
+                scale="args.routed_scaling_factor",
+                shared="shared_experts",
             )
         },
         layers={"Mistral4DecoderLayer": two_blocks()},

@@ -103,7 +103,23 @@ FAMILIES = (
         mlps={"Olmo3MLP": MlpSpec()},
         layers={"Olmo3DecoderLayer": _OLMO_LAYER},
     ),
-    ModelFamily("olmo_hybrid", attention={"Attention": _OLMO_ATTENTION}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "olmo_hybrid",
+        attention={"Attention": _OLMO_ATTENTION},
+        mlps={"MLP": MlpSpec()},
+        recurrences={
+            "GatedDeltaNet": GatedDeltaSpec(
+                qkv=("q_proj", "k_proj", "v_proj"),
+                convolutions=("q_conv1d", "k_conv1d", "v_conv1d"),
+                gates=(("g_proj",),),
+                strength="b_proj",
+                most_strength="allow_neg_eigval",
+                decay=("a_proj",),
+                norm="o_norm",
+                out="o_proj",
+            )
+        },
+    ),
     ModelFamily(
         "olmoe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)},
@@ -226,7 +242,15 @@ FAMILIES = (
                 normed="norm_topk_prob", later=True, shared="shared_expert", shared_gate="shared_expert_gate"
             )
         },
-        recurrences={"Qwen3NextGatedDeltaNet": GatedDeltaSpec(joint=True)},
+        recurrences={
+            "Qwen3NextGatedDeltaNet": GatedDeltaSpec(
+                joint=True,
+                qkv=("in_proj_qkvz",),
+                gates=(("in_proj_qkvz",),),
+                strength="in_proj_ba",
+                decay=("in_proj_ba",),
+            )
+        },
         layers={"Qwen3NextDecoderLayer": two_blocks(("linear_attn", "self_attn"))},
         head=_QWEN_MTP,
     ),

@@ -78,12 +78,13 @@ def mixed_attention_of(
         replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
     if isinstance(replacement, LatentAttention):
         replacement.latent_rope = None if kernel_ropes is None else _make_latent_rope(replacement, kernel_ropes)
-        replacement.joined_latents = replacement.joined_queries = None
+        replacement.joined_latents = replacement.joined_queries = replacement.head_products = None
         if replacement.latent_rope is not None:
             replacement.joined_latents = _joint_latents(replacement)
             replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
-            if (up := replacement._latent_spec.query_latent[2]) in module:
-                replacement.joined_queries = join_linears(module[up], names=[up], apart=True)
+            up = replacement._latent_spec.query_latent[2]
+            if up in module:
+                replacement.joined_queries = join_linears(module[up], names=[up])
     return replacement
 
 

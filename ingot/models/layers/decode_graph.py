@@ -3,7 +3,7 @@ launches instead of hundreds. Parts that have no kernels are computed by their o
 
 Every layer is swapped for a module that passes its input on and notes its mask and its state; the last one runs all of
 them. Lengths, block tables, positions and the addresses of pages are data; the numbers of rows and tokens are rounded
-up to a few sizes, so that most steps find their graphs captured. `graph_plan` says which parts are in them; prompts
+up to a few sizes, so that most steps find their graphs captured. `graph_layers` says which parts have kernels; prompts
 are run by the layers' own modules. Graphs are compared with those before they are used. Only the engine thread may call
 any of it.
 """
@@ -61,8 +61,8 @@ from ingot.models.layers.graph_inputs import (
     coded_addresses_of,
     slab_addresses_of,
 )
-from ingot.models.layers.graph_layers import AttentionPart, LatentPart, RecurrentPart, UncoveredPartError
-from ingot.models.layers.graph_plan import GraphLayers, GraphRun, OwnBlock, graph_layers_of
+from ingot.models.layers.graph_layers import GraphLayers, GraphRun, OwnBlock, graph_layers_of
+from ingot.models.layers.graph_parts import AttentionPart, RecurrentPart, UncoveredPartError
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.mlp import all_fixed_experts
@@ -114,7 +114,7 @@ class DecodeGraphs:
         self._replays: OrderedDict[tuple[object, GraphKey, int], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
         mixers = {number: layer.mixer for number, layer in enumerate(parts.layers) if layer.mixer is not None}
-        self._attention = {n: part for n, part in mixers.items() if isinstance(part, AttentionPart | LatentPart)}
+        self._attention = {n: part for n, part in mixers.items() if isinstance(part, AttentionPart)}
         self._recurrent = {n: part for n, part in mixers.items() if isinstance(part, RecurrentPart)}
         # The first layer whose queries are multiplied by a number for each token, which is the same for all layers, and
         # the argument with it.
@@ -271,12 +271,12 @@ class DecodeGraphs:
             state, part = states[number], self._attention[number]
             storage = _kernel_storage_of(state, part, dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
-            rope = None if storage is None else part.rope_kernel_for(storage.sizes, dtype)
+            rope = None if storage is None else part.rope_kernel(storage.sizes, dtype)
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)
             kind = AttentionKind([*groups].index(state.group.number), attention.splits, window or 0)
-            known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.angles, len(angles))
+            known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
             layers[number] = AttentionContext(storage, attention, rope, *known)
         kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
         members = [tuple(numbers) for numbers in groups.values()]
@@ -474,9 +474,9 @@ def _distance(one: mx.array, other: mx.array) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def _kernel_storage_of(state: AppendState, part: AttentionPart | LatentPart, dtype: mx.Dtype) -> KernelStorage | None:
+def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
     """The storage of a layer's KV, if the graph can address it."""
-    storage = part.storage_of(state, dtype)
+    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
     if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
         return None
     return storage

@@ -20,7 +20,7 @@ from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, Pac
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.models.layers.modules import adopt_module, float_dtype, swap_each
 from ingot.models.lora.layers import LoraMatrixStack
-from ingot.upstream import QuantizedMultiLinear, QuantizedSwitchLinear
+from ingot.upstream import QuantizedSwitchLinear
 
 FEW_ROWS = 64
 """Rows up to which weights are multiplied as they are packed."""
@@ -78,7 +78,16 @@ def _join_weights(layers: Sequence[Any]) -> Any:
 
 def joined_linears_of(model: nn.Module) -> list[JoinedLinear]:
     """All that the modules of a model have."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, JoinedLinear)]
+    return [product for module in model.modules() for product in joined_linears_in(module)]
+
+
+def joined_linears_in(module: nn.Module) -> list[JoinedLinear]:
+    """Those that a module itself has, also in tuples."""
+    values = list(vars(module).values())
+    for value in values:
+        if isinstance(value, tuple):
+            values += value
+    return [value for value in values if isinstance(value, JoinedLinear)]
 
 
 def join_linears(*layers: nn.Module, names: Sequence[str] = (), apart: bool = False) -> JoinedLinear | None:
@@ -161,18 +170,10 @@ class QuantizedKernelSwitchLinear(QuantizedSwitchLinear):
         return y + mx.expand_dims(self.bias[indices], -2) if "bias" in self else y
 
 
-class QuantizedKernelMultiLinear(QuantizedMultiLinear):
-    """Weights of each head: MLX multiplies by them, and graphs as by those of experts."""
-
-    _product: PackedProduct
-    _packed: PackedWeights
-
-
 QUANTIZED_KERNELS: dict[type, type] = {
     nn.QuantizedLinear: QuantizedKernelLinear,
     nn.QuantizedEmbedding: QuantizedKernelEmbedding,
     QuantizedSwitchLinear: QuantizedKernelSwitchLinear,
-    QuantizedMultiLinear: QuantizedKernelMultiLinear,
 }
 
 

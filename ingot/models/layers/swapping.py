@@ -31,7 +31,8 @@ from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
 from ingot.models.layers.decoder import MixedDecoder, swap_decoders
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
-from ingot.models.layers.graph_layers import join_layer_inputs
+from ingot.models.layers.graph_parts import join_layer_inputs
+from ingot.models.layers.latent_attention import find_head_products
 from ingot.models.layers.mlp import (
     GatedMLP,
     GroupedSwitchGLU,
@@ -254,6 +255,7 @@ def swap_modules(
             swap_switch_mlps(model, kernels.experts)
             swap_dense_layers(model, kernels.dense)
             find_moe_kernels(model, kernels)
+            find_head_products(model, kernels.packed)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)
         return

@@ -20,6 +20,7 @@ from ingot.kernels.decode_graph.kernels import (
     gate_heads,
     gate_states,
     post_inputs,
+    take_heads,
 )
 from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
 from ingot.kernels.dense_matmul.kernels import DenseProduct
@@ -107,6 +108,7 @@ def paged(dtype: mx.Dtype, tuning: AttentionTuning, size: int, count: int = 8) -
 RECURRENT: dict[str, MixerShape] = {
     "qwen": DeltaShape(16, 32, 128, 128, 4),
     "qwen-next": DeltaShape(16, 32, 128, 128, 4, interleaved=True),
+    "kimi": DeltaShape(32, 32, 128, 128, 4, decays_by_key=True, sigmoid_gate=True, gates_apart=True, decays_apart=True),
     "nemotron": Mamba2Shape(128, 8, 80, 128, 4, 1280, biased=True),
     "granite": Mamba2Shape(48, 1, 64, 128, 4, 3072, biased=True),
     "falcon": Mamba2Shape(24, 1, 64, 256, 4, biased=True),
@@ -115,11 +117,11 @@ RECURRENT: dict[str, MixerShape] = {
 
 
 def recurrent(shape: MixerShape, dtype: mx.Dtype) -> list[KernelKind]:
-    run, joint = LaunchRehearsal(), mx.zeros((1, shape.width), dtype)
+    run, (joint, *apart) = LaunchRehearsal(), (mx.zeros((1, width), dtype) for width in (shape.width, *shape.apart))
     kernels = KERNELS[type(shape)](run, shape, dtype, random_weights(shape, np.random.default_rng(0)))
     spans = RecurrentSpans.of([(0, 1, 0, 0)])
     for states in ([mx.zeros((1, *sizes)) for sizes in shape.states], [mx.zeros(8, mx.int32)]):
-        kernels.mix(joint, spans, states)
+        kernels.mix(joint, spans, states, *apart)
     return [*run.kinds]
 
 
@@ -242,6 +244,7 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
         gate_states(run, states, gate)
     JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))
+    take_heads(run, states, 32, 128, 64)
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
     return [*run.kinds]
 

@@ -37,8 +37,8 @@ from ingot.models.layers import decode_graph
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
-from ingot.models.layers.graph_layers import MoePart
-from ingot.models.layers.graph_plan import GraphRun, OwnBlock, OwnLayer
+from ingot.models.layers.graph_layers import GraphRun, OwnBlock, OwnLayer
+from ingot.models.layers.graph_parts import MoePart
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.lora.loading import load_lora
@@ -208,16 +208,13 @@ _EXPERTS = {
 _SHARED_EXPERT = {"n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1}
 _BIASED_CHOICE = {**_SHARED_EXPERT, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2}
 _LATENT = {
-    **{"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
-    **{"n_group": 1, "topk_group": 1, "num_key_value_heads": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4},
+    **{"kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
 }
 MIXTURES: dict[str, dict[str, Any]] = {
-    "glm4_moe_lite": {**_BIASED_CHOICE, **_LATENT},
-    "deepseek_v2": {**_SHARED_EXPERT, **_LATENT, "q_lora_rank": None, "topk_method": "greedy"},
     "mistral4": {
-        "routed_scaling_factor": 1.0,
-        **_SHARED_EXPERT,
-        **_LATENT,
+        **{**_SHARED_EXPERT, **_LATENT, "q_lora_rank": 64, "routed_scaling_factor": 1.0, "n_group": 1},
+        "topk_group": 1,
         "rope_parameters": {
             **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
             **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
@@ -244,6 +241,19 @@ MIXTURES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     },
+    # Kimi's delta attention, and latent attention of which nothing is rotated.
+    "kimi_linear": {
+        **_SHARED_EXPERT,
+        **_LATENT,
+        **{"num_hidden_layers": 3, "num_experts_per_token": 12, "num_expert_group": 4, "topk_group": 2},
+        **{"routed_scaling_factor": 1.5, "mla_use_nope": True, "model_max_length": 512},
+        "linear_attn_config": {
+            **{"kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32},
+            "short_conv_kernel_size": 4,
+        },
+    },
+    # Queries made from latents.
+    "glm4_moe_lite": {**_BIASED_CHOICE, **_LATENT, "q_lora_rank": 64},
     "mixtral": {},
     "olmoe": {},
     "deepseek": {**_SHARED_EXPERT, "moe_layer_freq": 1, "attention_bias": False},
@@ -467,7 +477,9 @@ def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain", "qwen3_5_moe", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize(
+    "kind", ["packed", "plain", "qwen3_5_moe", "gpt_oss", "glm4_moe", "kimi_linear", "glm4_moe_lite"]
+)
 def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
     adapter = mixture(kind, num_experts_per_tok=3) if kind in MIXTURES else shared(kind)
     alone, among = Session(adapter, [70]), Session(adapter, [70, 3, 20])
@@ -752,7 +764,7 @@ def adapted_rows(adapter: ModelAdapter, slots: list[int], steps: int = 3) -> lis
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma", "qwen3_5", "kimi_linear", "glm4_moe_lite"])
 def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
     stack, bare = stacked(adapter), adapted_rows(adapter, [0, 0, 0])
@@ -760,6 +772,10 @@ def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: 
         "in_proj_qkv",
         "in_proj_a",
         "out_proj",
+        "f_a_proj",
+        "g_b_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
         "q_proj",
         "v_proj",
         "qkv_proj",

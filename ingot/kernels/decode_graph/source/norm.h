@@ -1,6 +1,6 @@
 // One group a token: what a part of a layer gave is added to the states, and these are normed for the next part.
 //
-// states [tokens, ROW], of which the first SIZE of a token are read, added [tokens, SIZE], weight, after [SIZE], numbers [8] (what is added to the mean of squares of the sums, and of what
+// states, added [tokens, SIZE], weight, after [SIZE], numbers [8] (what is added to the mean of squares of the sums, and of what
 // is added; what the latter and what the sums are multiplied by) -> sums, normed [tokens, SIZE]
 // What is not ADDED is not read, and what is not NORMED is not written. What is added is itself normed AFTER its part, or SCALED;
 // CLIPPED sums stay finite in float16; RESCALED ones are multiplied once they are rounded.
@@ -34,7 +34,7 @@ float given[EACH];
 #pragma unroll
 for (int n = 0; n < EACH; ++n) {
   const int i = n * WARPS * 32 + thread;
-  x[n] = i < SIZE ? float(states[int(threadgroup_position_in_grid.x) * ROW + i]) : 0.0f;
+  x[n] = i < SIZE ? float(states[from + i]) : 0.0f;
   given[n] = ADDED && i < SIZE ? float(added[from + i]) : 0.0f;
 }
 if (AFTER) {
