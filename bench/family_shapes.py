@@ -55,6 +55,18 @@ _YARN = {
     "original_max_position_embeddings": 8192,
     "llama_4_scaling_beta": 0.1,
 }
+
+
+def _kimi_layers(layers: int, heads: int, size: int) -> dict[str, Any]:
+    """Of four layers the last one has latent attention, and so does the last one of all."""
+    full = sorted({*range(4, layers, 4), layers})
+    delta = [layer for layer in range(1, layers + 1) if layer not in full]
+    return {
+        **{"full_attn_layers": full, "kda_layers": delta},
+        **{"num_heads": heads, "head_dim": size, "short_conv_kernel_size": 4},
+    }
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "num_hidden_layers": 8},
     "mistral": {"model_type": "ministral3", "num_hidden_layers": 8, "rope_parameters": _YARN},
@@ -133,6 +145,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "v_head_dim": 256,
         "rope_scaling": None,
     },
+    "kimi-linear": {
+        "model_type": "kimi_linear",
+        **_EXPERTS,
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 4,
+        "num_experts_per_token": 4,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.446,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "mla_use_nope": True,
+        "model_max_length": 8192,
+        "linear_attn_config": _kimi_layers(8, heads=4, size=64),
+    },
 }
 """Narrow shapes with few layers, but layers of each kind in their real proportion, as `config.json` has them."""
 WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "vocab_size": 4096}
@@ -205,6 +234,13 @@ REAL: dict[str, dict[str, Any]] = {
         "n_routed_experts": 64,
         "num_experts_per_tok": 4,
         "q_lora_rank": 768,
+    },
+    "kimi-linear": {
+        **_sized(163840, 2304, 9216, 27, 32, 32, 72),
+        "num_experts": 256,
+        "num_experts_per_token": 8,
+        "moe_intermediate_size": 1024,
+        "linear_attn_config": _kimi_layers(27, heads=32, size=128),
     },
 }
 """What makes them as large as the models that people run."""

@@ -69,15 +69,17 @@ class RecurrentTrial:
     def __init__(self, shape: MixerShape, rows: int, tokens: int) -> None:
         self.shape, self.rows, self.tokens = shape, rows, tokens
         self.weights = random_weights(shape, np.random.default_rng(0))
-        self.joint = mx.random.normal((rows * tokens, shape.width)).astype(mx.bfloat16)
+        self.joint, *self.apart = (
+            mx.random.normal((rows * tokens, width)).astype(mx.bfloat16) for width in (shape.width, *shape.apart)
+        )
         self.states = [mx.zeros((rows, *sizes)) for sizes in shape.states]
         self.kernels: Any = recurrent_kernels(current_device(), shape, mx.bfloat16, self.weights)
         self._spans = RecurrentSpans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
         self._last = mx.zeros(1)
-        mx.eval(self.weights, self.joint, self.states)
+        mx.eval(self.weights, self.joint, self.apart, self.states)
 
     def mixed(self) -> mx.array:
-        return self._chained(lambda spans: self.kernels.mix(self.joint, spans, self.states)[0])
+        return self._chained(lambda spans: self.kernels.mix(self.joint, spans, self.states, *self.apart)[0])
 
     def convolved(self) -> mx.array:
         return self._chained(lambda spans: self.kernels.convolve(self.joint, spans, self.states[0])[0])
@@ -86,7 +88,7 @@ class RecurrentTrial:
         """By the rule alone, of what was not convolved."""
         rule = self.kernels.advance if isinstance(self.shape, DeltaShape) else self.kernels.scan
         given = mx.zeros((self.rows * self.tokens, self.shape.convolution.channels), mx.bfloat16)
-        return self._chained(lambda spans: rule(given, self.joint, spans, self.states[1])[0])
+        return self._chained(lambda spans: rule(given, self.joint, spans, self.states[1], *self.apart)[0])
 
     def _chained(self, launch: Callable[[RecurrentSpans], mx.array]) -> mx.array:
         """Behind the one before: a device would run several at once, which those of a model never do."""
@@ -150,6 +152,9 @@ def recurrent(scale: Scale) -> Iterator[Figure]:
         "Granite 4 Small's scan": Mamba2Shape(128, 1, 64, 128, 4, 8192, biased=True),
         "LFM2's convolution": ShortConvShape(2048, 3),
         "gated delta": DeltaShape(16, 32, 128, 128, 4),
+        "Kimi's delta attention": DeltaShape(
+            *(32, 32, 128, 128, 4), decays_by_key=True, sigmoid_gate=True, gates_apart=True, decays_apart=True
+        ),
     }
     if scale.tiny:
         shapes = {"a scan": Mamba2Shape(2, 1, 16, 32, 4, 32), "a convolution": ShortConvShape(40, 3)}
