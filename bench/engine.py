@@ -102,9 +102,11 @@ def started(
     def load() -> LoadedModel:
         from ingot.kernels.device import current_device
         from ingot.models.adapter import adapt_model, rehearse_steps
+        from ingot.models.forward import can_compile_steps
 
         adapter = adapt_model(make(), config, current_device())
-        rehearse_steps(adapter)
+        if can_compile_steps(adapter.device):
+            rehearse_steps(adapter)
         look(adapter)
         offer = None if specprefill is None else specprefill()
         total = adapter.weight_bytes + int(memory_gb * 1e9)

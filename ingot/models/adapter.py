@@ -286,7 +286,8 @@ def load_model_adapter(
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
     if sharing is not None:
         return replace(adapted, steps=None)
-    rehearse_steps(adapted)
+    if can_compile_steps(device):
+        rehearse_steps(adapted)
     return adapted
 
 
@@ -298,10 +299,8 @@ def _logging_time(what: str) -> Iterator[None]:
 
 
 def rehearse_steps(adapter: ModelAdapter) -> None:
-    """On GPUs, compute prompts and as many decode steps as it takes until they are compiled, so that no request waits
-    for a compiler."""
-    if not can_compile_steps(adapter.device):
-        return
+    """Compute prompts and as many decode steps as it takes until they are compiled, so that no request waits for a
+    compiler."""
     with _logging_time("prompts and decode steps were rehearsed"):
         rows = adapter.new_batch_state()
         row = rows.new()

@@ -17,6 +17,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
 from ingot.kernels.paged_attention.rope import RopeKernel
+from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.kernels.recurrent.gated_delta import DeltaKernels
 from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models import forward as module
@@ -53,7 +54,7 @@ def attend(
     pages = rows.table[rows.rows[: len(rows.spans), 4]] % 7
     lain = self.found(slabs)[0].reshape(-1)[:1] % 2
     shown = (lengths + pages)[tokens][:, None, None] * 0.02 + (after % 5 + lain) * 0.1
-    return queries * mx.cos(shown + rows.splits(64, 0)).astype(queries.dtype)
+    return queries * mx.cos(shown + rows.splits(KVSplits(64, False), 0)).astype(queries.dtype)
 
 
 def mix(

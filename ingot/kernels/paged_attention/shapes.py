@@ -157,7 +157,7 @@ class KVSplits(NamedTuple):
         return ("SPLIT", self.size), ("GROW", self.grow)
 
 
-SLAB_INPUTS = (4, 12)
+SLAB_INPUTS = (4, 11)
 """The numbers of slabs of keys, and as many of values, for which kernels are compiled where memory must be an input.
 Metal takes 31 buffers in all."""
 QUERY_TILES = (16, 32, 64)

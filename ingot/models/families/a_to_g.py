@@ -270,6 +270,7 @@ FAMILIES = (
             )
         },
         mlps={"MLP": MlpSpec(act="gelu_tanh")},
+        expert_gates={"GeGLU": "gelu_tanh"},
         layers={
             "DecoderLayer": two_blocks(
                 after_mixer="post_attention_layernorm",

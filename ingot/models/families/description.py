@@ -316,6 +316,7 @@ class ModelFamily:
     mlps: Mapping[str, MlpSpec] = field(default_factory=dict)  # classes that compute nothing else
     moes: Mapping[str, MoeSpec] = field(default_factory=dict)
     recurrences: Mapping[str, RecurrenceSpec] = field(default_factory=dict)
+    expert_gates: Mapping[str, Literal["silu", "gelu_tanh"]] = field(default_factory=dict)  # activations of experts
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
     layers: Mapping[str, LayerSpec] = field(default_factory=dict)  # all of a model's may become one operation
@@ -330,7 +331,15 @@ class ModelFamily:
         """The names of all described classes."""
         return frozenset(
             (
-                *(*self.attention, *self.mlps, *self.moes, *self.recurrences, *self.norms, *self.ropes),
+                *(
+                    *self.attention,
+                    *self.mlps,
+                    *self.moes,
+                    *self.recurrences,
+                    *self.norms,
+                    *self.ropes,
+                    *self.expert_gates,
+                ),
                 *(*self.decoders, *self.layers),
             )
         )

@@ -315,4 +315,5 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)},
     ),
+    ModelFamily("muse_spark", expert_gates={"PreciseSwiGLU": "silu"}),
 )

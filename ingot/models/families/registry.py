@@ -7,6 +7,7 @@ The descriptions are tables in the files beside this one, by the first letter of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from ingot.models.families import a_to_g, h_to_m, n_to_z
 from ingot.models.families.description import (
@@ -76,6 +77,11 @@ def moe_spec_of(module: object) -> MoeSpec | None:
 def recurrence_spec_of(module: object) -> RecurrenceSpec | None:
     """Of a recurrent mixer of a known class."""
     return _family_of(module).recurrences.get(type(module).__name__)
+
+
+def expert_gate_of(activation: object) -> Literal["silu", "gelu_tanh"] | None:
+    """What an activation of a known class does to the gates of experts."""
+    return _family_of(activation).expert_gates.get(type(activation).__name__)
 
 
 def norm_spec_of(module: object) -> NormSpec | None:

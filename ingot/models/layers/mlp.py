@@ -22,7 +22,7 @@ from ingot.kernels.packed_matmul.experts import Curve, ExpertWeights, GroupedExp
 from ingot.kernels.packed_matmul.kernels import PackedFormat
 from ingot.kernels.packed_matmul.selfcheck import CheckedExperts
 from ingot.models.families.description import MlpSpec
-from ingot.models.families.registry import mlp_spec_of
+from ingot.models.families.registry import expert_gate_of, mlp_spec_of
 from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, join_linears
 from ingot.models.layers.modules import adopt_module, extend, float_dtype, swap_each, temporarily_extended
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, SwitchLinear
@@ -224,13 +224,6 @@ class GroupedSwitchGLU(SwitchGLU):
         return y.reshape(*indices.shape, -1)
 
 
-_EXPERT_CURVES: dict[str, Curve] = {
-    "switch_layers.SwiGLU": "silu",
-    "muse_spark.PreciseSwiGLU": "silu",
-    "gemma4_text.GeGLU": "gelu_tanh",
-}
-
-
 def swap_switch_mlps(model: nn.Module, kernels: CheckedExperts) -> int:
     """Swap the MLPs of quantised experts that our kernels multiply faster for many tokens; returns how many were."""
     main = float_dtype(model)
@@ -269,7 +262,7 @@ def _expert_curve(activation: Any) -> Curve | None:
     kind = type(activation)
     if kind is SwigluOAI:
         return "swiglu_oai" if (activation._alpha, activation._limit) == (1.702, 7.0) else None
-    return _EXPERT_CURVES.get(f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
+    return "silu" if kind is SwiGLU else expert_gate_of(activation)
 
 
 class FirstExpert:

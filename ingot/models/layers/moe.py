@@ -13,7 +13,7 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape
 from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
 from ingot.models.families.description import MoeSpec
-from ingot.models.families.registry import moe_spec_of
+from ingot.models.families.registry import expert_gate_of, moe_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, QuantizedKernelSwitchLinear, join_linears
 from ingot.models.layers.mlp import EXPERT_PROJECTIONS
 from ingot.models.layers.modules import extend, own_class, swap_each
@@ -126,7 +126,8 @@ def _curve_of(activation: nn.Module) -> tuple[ExpertCurve, mx.array] | None:
         return "silu", mx.zeros(2)
     if type(activation) is SwigluOAI:
         return "clipped", mx.array([activation._alpha, activation._limit], mx.float32)
-    return None
+    gate = expert_gate_of(activation)
+    return None if gate is None else (gate, mx.zeros(2))
 
 
 def _bias_of(linear: QuantizedKernelSwitchLinear) -> mx.array:

@@ -17,7 +17,7 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
 from ingot.models.adapter import adapt_model
-from ingot.models.layers.mlp import DenseSwitchLinear, GatedExpertWeights, PackedSwitchLinear, UnsortedExperts
+from ingot.models.layers.mlp import DenseSwitchLinear, GatedExperts, PackedSwitchLinear, UnsortedExperts
 from ingot.models.precision import settle_precision
 from ingot.upstream import QuantizedSwitchLinear, SwigluOAI, SwitchGLU, SwitchLinear
 from tests import tiny
@@ -180,7 +180,7 @@ class Doubled(nn.Module):
 
 @pytest.mark.parametrize(
     ("activation", "swapped"),
-    [(None, GatedExpertWeights), (SwigluOAI(), GatedExpertWeights), (Doubled(), UnsortedExperts)],
+    [(None, GatedExperts), (SwigluOAI(), GatedExperts), (Doubled(), UnsortedExperts)],
 )
 @pytest.mark.parametrize("form", ["plain", "bfloat16", "4 bits", "mxfp4", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 40)])
@@ -254,11 +254,11 @@ def test_a_model_of_experts_chooses_the_same_tokens_as_with_mlx(monkeypatch: pyt
         return greedy(model, config, prompt), model
 
     ours, model = chosen()
-    assert any(isinstance(module, GatedExpertWeights) for module in model.modules())
+    assert any(isinstance(module, GatedExperts) for module in model.modules())
     with monkeypatch.context() as patch:
         patch.setenv("INGOT_KERNELS", "mlx")
         theirs, plain_model = chosen()
-    assert not any(isinstance(module, GatedExpertWeights) for module in plain_model.modules())
+    assert not any(isinstance(module, GatedExperts) for module in plain_model.modules())
     assert ours == theirs
 
 
