@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
-from ingot.kernels.packed_matmul.experts import GROUPED_TUNING, ExpertWeights, GroupedExperts, GroupedTuning
+from ingot.kernels.packed_matmul.experts import GROUPED_TUNING, GroupedExperts, GroupedTuning
 from ingot.kernels.packed_matmul.kernels import (
     PACKED_TUNING,
     PackedCut,
@@ -35,7 +35,7 @@ from ingot.kernels.packed_matmul.kernels import (
     UnpackScratch,
     make_scratch,
 )
-from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU
+from ingot.measure.trials import Mixture, MixtureTrial
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
@@ -237,17 +237,6 @@ class ExpertsTrial:
         return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
-class Mixture(NamedTuple):
-    """The experts of one layer of a model."""
-
-    packing: PackedFormat
-    experts: int
-    chosen: int
-    hidden: int
-    inner: int
-    clipped: bool = False  # as GPT-OSS has it, with biases
-
-
 MIXTURES = {
     "Qwen3 30B-A3B": Mixture(PackedFormat(4, 64), 128, 8, 2048, 768),
     "GPT-OSS 20B": Mixture(PackedFormat(4, 32, "mxfp4"), 32, 4, 2880, 2880, True),
@@ -262,48 +251,6 @@ GROUPED = (
     *(GroupedTuning((rows,)) for rows in (32, 64)),
     GroupedTuning((64,), units=False),
 )
-
-
-class MixtureTrial:
-    """A layer's experts and tokens that chose them at random."""
-
-    def __init__(self, mixture: Mixture, tokens: int) -> None:
-        self.mixture = mixture
-        self.gate, self.up = (self._drawn(mixture.inner, mixture.hidden) for _ in range(2))
-        self.down = self._drawn(mixture.hidden, mixture.inner)
-        self.x = mx.random.normal((tokens, mixture.hidden)).astype(mx.bfloat16)
-        order = mx.argsort(mx.random.uniform(shape=(tokens, mixture.experts)), axis=-1)
-        self.chosen = mx.contiguous(order[:, : mixture.chosen].astype(mx.int32))
-        self.flops = 6 * self.chosen.size * mixture.hidden * mixture.inner
-        mx.eval(self.x, self.chosen)
-
-    def _drawn(self, outputs: int, columns: int) -> ExpertWeights:
-        mixture, floats = self.mixture, self.mixture.packing.mode != "affine"
-        shape = (mixture.experts, outputs, columns // mixture.packing.group)
-        words = (mixture.experts, outputs, columns * mixture.packing.bits // 8)
-        weight = mx.random.randint(0, 256, words, mx.uint8).view(mx.uint32)
-        scales = mx.full(shape, 120, mx.uint8) if floats else mx.random.normal(shape).astype(mx.bfloat16) * 0.01
-        biases = None if floats else mx.random.normal(shape).astype(mx.bfloat16) * 0.01
-        bias = mx.random.normal(shape[:2]).astype(mx.bfloat16) if mixture.clipped else None
-        mx.eval(weight, scales, biases, bias)
-        return ExpertWeights(mixture.packing, weight, scales, biases, bias)
-
-    def ours(self, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
-        activation: Any = "swiglu_oai" if self.mixture.clipped else "silu"
-        weights = (self.gate, self.up, self.down)
-        return GroupedExperts(run, *weights, dtype=mx.bfloat16, activation=activation, tuning=tuning)
-
-    def theirs(self) -> SwitchGLU:
-        """mlx-lm's own."""
-        module = SwitchGLU(64, 64, 1, SwigluOAI() if self.mixture.clipped else SwiGLU(), self.mixture.clipped)
-        for name, weights in (("gate_proj", self.gate), ("up_proj", self.up), ("down_proj", self.down)):
-            packing = weights.packing
-            linear = QuantizedSwitchLinear(64, 64, 1, False, packing.group, packing.bits, packing.mode)
-            linear.weight, linear.scales, linear.biases = weights.weight, weights.scales, weights.biases
-            if weights.bias is not None:
-                linear.bias = weights.bias
-            module[name] = linear
-        return module
 
 
 def mixtures(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
