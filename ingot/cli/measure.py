@@ -73,6 +73,8 @@ class Measurement:
         width = max([len(figure.name) for figure in figures] or [0])
         title = f"{'':<{width}}  {'right?':<6} {'ours':>16} {'MLX':>16} {'time, ours/MLX':>14}"
         lines = [head if self.driver is None else f"{head}; driver {self.driver}", "", title]
+        if about.get("emulated"):
+            lines.insert(1, "Kernels are emulated here: whether they are right means something, their times nothing.")
         lines += [_row(figure, width) for figure in figures]
         return "\n".join([*lines, "", *self._notes()])
 

@@ -22,6 +22,8 @@ from ingot.kernels.device import Device
 from ingot.measure.figures import Figure
 from ingot.measure.turns import largest_difference, times_in_turns, times_of
 from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.draft_heads.checkpoint import model_classes_for
+from ingot.models.files.model_config import older_config_names
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.fused_layers import FusedLayers
@@ -30,7 +32,7 @@ from ingot.models.layers.mlp import GatedMLP, GroupedSwitchGLU, JoinedMLP
 from ingot.models.layers.modules import measured_part, own_class
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence
-from ingot.upstream import import_upstream, load_model
+from ingot.upstream import import_upstream, load_config, load_model
 
 PARTS, STEPS = "lowered parts of the model", "steps as one operation, beside module by module"
 TOKENS_PER_SECOND = ("prefill, 1 stream", "decode, 1 stream", "decode, 8 streams")
@@ -89,7 +91,9 @@ def _stock_model(folder: Path, adapter: ModelAdapter) -> Any:
     if 2 * adapter.weight_bytes > adapter.device.memory:
         return "the model does not fit in memory twice"
     try:
-        model, _ = load_model(folder)
+        stated = load_config(folder)
+        classes = model_classes_for(folder, stated)
+        model, _ = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
         mx.eval(model.parameters())
         model.eval()
     except Exception as error:
