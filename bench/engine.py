@@ -101,9 +101,10 @@ def started(
 
     def load() -> LoadedModel:
         from ingot.kernels.device import current_device
-        from ingot.models.adapter import adapt_model
+        from ingot.models.adapter import adapt_model, rehearse_steps
 
         adapter = adapt_model(make(), config, current_device())
+        rehearse_steps(adapter)
         look(adapter)
         offer = None if specprefill is None else specprefill()
         total = adapter.weight_bytes + int(memory_gb * 1e9)

@@ -4,8 +4,9 @@ python -m bench.families                         prefill and decode of each, and
 python -m bench.families --families gemma3,lfm2 --rounds 3
 python -m bench.families --families gemma3 --prompt 64 --output 4
 
-Each side is measured in a process of its own, and both alternate. Weights are random, of 4 bits; mlx-lm computes in
-float32, which is its fastest format on most CPUs. The note behind a row is what the ready line would say.
+Each side is measured in a process of its own, and both alternate. Weights are random, of 4 bits, or, of GPT-OSS, as its
+checkpoints have them; mlx-lm computes in float32, which is its fastest format on most CPUs. The note behind a row is
+what the ready line would say.
 """
 
 from __future__ import annotations

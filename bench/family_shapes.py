@@ -55,6 +55,18 @@ _YARN = {
     "original_max_position_embeddings": 8192,
     "llama_4_scaling_beta": 0.1,
 }
+
+
+def _kimi_layers(layers: int, heads: int, size: int) -> dict[str, Any]:
+    """Of four layers the last one has latent attention, and so does the last one of all."""
+    full = sorted({*range(4, layers, 4), layers})
+    delta = [layer for layer in range(1, layers + 1) if layer not in full]
+    return {
+        **{"full_attn_layers": full, "kda_layers": delta},
+        **{"num_heads": heads, "head_dim": size, "short_conv_kernel_size": 4},
+    }
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "num_hidden_layers": 8},
     "mistral": {"model_type": "ministral3", "num_hidden_layers": 8, "rope_parameters": _YARN},
@@ -133,6 +145,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "v_head_dim": 256,
         "rope_scaling": None,
     },
+    "kimi-linear": {
+        "model_type": "kimi_linear",
+        **_EXPERTS,
+        "num_hidden_layers": 8,
+        "num_key_value_heads": 4,
+        "num_experts_per_token": 4,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.446,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "mla_use_nope": True,
+        "model_max_length": 8192,
+        "linear_attn_config": _kimi_layers(8, heads=4, size=64),
+    },
 }
 """Narrow shapes with few layers, but layers of each kind in their real proportion, as `config.json` has them."""
 WIDE = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "vocab_size": 4096}
@@ -206,8 +235,23 @@ REAL: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "q_lora_rank": 768,
     },
+    "kimi-linear": {
+        **_sized(163840, 2304, 9216, 27, 32, 32, 72),
+        "num_experts": 256,
+        "num_experts_per_token": 8,
+        "moe_intermediate_size": 1024,
+        "linear_attn_config": _kimi_layers(27, heads=32, size=128),
+    },
 }
 """What makes them as large as the models that people run."""
+
+
+PACKED_AS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "gpt-oss": lambda path: (
+        {"group_size": 32, "bits": 4, "mode": "mxfp4"} if ".experts." in path else {"group_size": 64, "bits": 8}
+    ),
+}
+"""How layers of checkpoints are quantised, by their paths, where families have a form of their own."""
 
 
 def family_config(family: str, changes: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
@@ -225,20 +269,25 @@ def random_model(
     real: bool = False,
     bits: int = 4,
 ) -> tuple[dict[str, Any], Any]:
-    """The config of a family, and a model with random weights of so many bits; 0: as they are."""
+    """The config of a family, and a model with random weights of so many bits, or, where that is 4, quantised as its
+    checkpoints are; 0: as they are. Weights of one layer at a time are in memory before they are packed."""
     import mlx.core as mx
     import mlx.nn as nn
+    from mlx.utils import tree_flatten
 
     config = family_config(family, changes or {}, REAL[family] if real else {})
-    model = build(config, dtype=getattr(mx, dtype))
+    model = build(config, dtype=getattr(mx, dtype), lazily=bits > 0)
     if not bits:
         return config, model
     chosen: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or (lambda path, module: True)
 
     def packed(path: str, module: Any) -> Any:
         fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0
+        if fits and bits == 4 and family in PACKED_AS:
+            return PACKED_AS[family](path)
         return chosen(path, module) if fits else False
 
     nn.quantize(model, group_size=64, bits=bits, class_predicate=packed)
-    mx.eval(model.parameters())
+    for _, weight in tree_flatten(model.parameters()):
+        mx.eval(weight)
     return config, model

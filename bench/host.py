@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -154,6 +155,7 @@ def _upstream_kernels() -> list[tuple[Any, str, Callable[[], Any]]]:
     delta, ssm = (import_upstream(f"mlx_lm.models.{name}") for name in ("gated_delta", "ssm"))
     return [
         (delta, "_gated_delta_kernel", delta._make_gated_delta_kernel),
+        (delta, "_gated_delta_kernel_vec", partial(delta._make_gated_delta_kernel, vectorized=True)),
         (delta, "_gated_delta_kernel_packed", delta._make_gated_delta_packed_kernel),
         (ssm, "_ssm_kernel", ssm.make_ssm_kernel),
     ]

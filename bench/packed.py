@@ -2,6 +2,7 @@
 
 python -m bench.packed                      an 8B model's products, 1 to 16 rows; other cuts; experts; prompts; mixtures
 python -m bench.packed --bits 8 --group 32 --rows 1,8
+python -m bench.packed --mode mxfp4                 floats of few bits: mxfp4, nvfp4 or mxfp8
 python -m bench.packed --only cuts,prompts
 python -m bench.packed --mlx                also MLX's own, which take half a minute to compile
 
@@ -26,6 +27,8 @@ from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
 from ingot.kernels.packed_matmul.experts import GROUPED_TUNING, GroupedExperts, GroupedTuning
 from ingot.kernels.packed_matmul.kernels import (
+    FLOAT_FORMATS,
+    MXFP4,
     PACKED_TUNING,
     PackedCut,
     PackedFormat,
@@ -35,7 +38,7 @@ from ingot.kernels.packed_matmul.kernels import (
     UnpackScratch,
     make_scratch,
 )
-from ingot.measure.trials import Mixture, MixtureTrial
+from ingot.measure.trials import Mixture, MixtureTrial, drawn_parts
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
@@ -51,6 +54,7 @@ CUTS = (
 MANY = (16, 32, 64, 128, 256, 2048)
 BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
 LARGE, EXPERTS, CHOSEN = 1 << 29, 128, 8
+FLOATS = {packing.mode: packing for packing in FLOAT_FORMATS}
 SECTIONS = ("products", "cuts", "experts", "prompts", "mixtures")
 
 
@@ -60,16 +64,13 @@ class Trial:
     def __init__(self, packing: PackedFormat, outputs: int, columns: int, *, beyond: int = BEYOND_CACHES) -> None:
         self.packing, self.outputs, self.columns, self._beyond = packing, outputs, columns, beyond
         words = columns * packing.bits // 32
-        self.bytes = 4 * outputs * words + 4 * outputs * (columns // packing.group)
-        self._weights = [self._drawn(words) for _ in range(max(1, -(-beyond // self.bytes)))]
+        self.bytes = 4 * outputs * words + (4 if packing.affine else 1) * outputs * (columns // packing.group)
+        self._weights = [self._drawn() for _ in range(max(1, -(-beyond // self.bytes)))]
         self._next = cycle(self._weights)
 
-    def _drawn(self, words: int) -> PackedWeights:
-        shape = (self.outputs, self.columns // self.packing.group)
-        weight = mx.random.randint(0, 256, (self.outputs, words * 4), mx.uint8).view(mx.uint32)
-        scales, biases = (mx.random.normal(shape).astype(mx.bfloat16) * 0.01 for _ in range(2))
-        mx.eval(weight, scales, biases)
-        return PackedWeights.of(self.packing, weight, scales, biases)
+    def _drawn(self) -> PackedWeights:
+        parts = drawn_parts(self.packing, (self.outputs,), self.columns)
+        return PackedWeights.of(self.packing, *parts, dtype=mx.bfloat16)
 
     @property
     def first(self) -> PackedWeights:
@@ -170,7 +171,7 @@ def prompts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None
 
 def experts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
     print(f"{'weights':>14} tokens   ours us   TB/s | MLX's us   TB/s |  off")
-    product, packing = _product(device, arguments, PACKED_TUNING), PackedFormat(arguments.bits, arguments.group)
+    product, packing = _product(device, arguments, PACKED_TUNING), arguments.packing
     for outputs, columns in ((48, 128),) if arguments.tiny else ((768, 2048), (2048, 768)):
         trial = ExpertsTrial(packing, outputs, columns)
         for tokens in (1, 2) if arguments.tiny else (1, 4, 8, 16, 32):
@@ -187,9 +188,9 @@ class ExpertsTrial:
     """A layer of 128 experts, of which each token chooses eight."""
 
     def __init__(self, packing: PackedFormat, outputs: int, columns: int) -> None:
-        flat = Trial(packing, EXPERTS * outputs, columns, beyond=1).first
-        parts = (part.reshape(EXPERTS, outputs, -1) for part in flat.inputs)
-        self.outputs, self.columns, self._weights = outputs, columns, PackedWeights(packing, *parts)
+        parts = drawn_parts(packing, (EXPERTS, outputs), columns)
+        self.outputs, self.columns = outputs, columns
+        self._weights = PackedWeights.of(packing, *parts, dtype=mx.bfloat16)
 
     def drawn(self, tokens: int) -> mx.array:
         x = mx.random.normal((tokens, self.columns)).astype(mx.bfloat16)
@@ -206,7 +207,8 @@ class ExpertsTrial:
     @property
     def bytes(self) -> float:
         """Of the experts that are chosen, each once."""
-        each = sum(part.nbytes for part in self._weights.inputs) / EXPERTS
+        parts = (self._weights.weight, self._weights.scales, self._weights.biases)
+        each = sum(part.nbytes for part in parts if part is not None) / EXPERTS
         return each * statistics.mean(len({*chosen.flatten().tolist()}) for chosen in self._chosen)  # type: ignore[arg-type]
 
     def ours(self, product: PackedProduct, x: mx.array) -> mx.array:
@@ -215,8 +217,8 @@ class ExpertsTrial:
     def theirs(self, x: mx.array) -> mx.array:
         weights, packing = self._weights, self._weights.packing
         given = (weights.weight.view(mx.uint32), weights.scales, weights.biases)
-        options: dict[str, Any] = {"group_size": packing.group, "bits": packing.bits, "transpose": True}
-        found = mx.gather_qmm(x[:, None, None], *given, rhs_indices=next(self._next), **options)
+        options: dict[str, Any] = {"group_size": packing.group, "bits": packing.bits, "mode": packing.mode}
+        found = mx.gather_qmm(x[:, None, None], *given, rhs_indices=next(self._next), transpose=True, **options)
         return found.reshape(-1, self.outputs)
 
     def off(self, product: PackedProduct, x: mx.array) -> float:
@@ -239,12 +241,12 @@ class ExpertsTrial:
 
 MIXTURES = {
     "Qwen3 30B-A3B": Mixture(PackedFormat(4, 64), 128, 8, 2048, 768),
-    "GPT-OSS 20B": Mixture(PackedFormat(4, 32, "mxfp4"), 32, 4, 2880, 2880, True),
+    "GPT-OSS 20B": Mixture(MXFP4, 32, 4, 2880, 2880, True),
     "GLM 4.7 Flash": Mixture(PackedFormat(4, 64), 64, 4, 2048, 1536),
 }
 TINY_MIXTURES = {
     "tiny": Mixture(PackedFormat(4, 64), 4, 2, 128, 64),
-    "tiny clipped": Mixture(PackedFormat(4, 32, "mxfp4"), 4, 2, 64, 128, True),
+    "tiny clipped": Mixture(MXFP4, 4, 2, 64, 128, True),
 }
 GROUPED = (
     *(GroupedTuning((128,), stages=stages, fours=fours) for fours, stages in ((1, 3), (1, 4), (1, 5), (2, 4), (2, 6))),
@@ -304,7 +306,7 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
                 wrong = trial.off(product, x) > 0.02
                 taken = clock.seconds(partial(trial.ours, product), x, trial.repeats())
                 found.append(f"{rows}: {trial.bytes / taken / 1e12:5.2f}" + (" WRONG" if wrong else ""))
-            said = cut.fitting(arguments.bits, arguments.group)
+            said = cut.fitting(arguments.packing.bits, arguments.packing.held)
             print(
                 _name(trial),
                 "  ".join(found),
@@ -315,7 +317,7 @@ def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:
 
 def _rehearsed(arguments: argparse.Namespace, tried: Sequence[PackedTuning], run: Launcher) -> None:
     """Launches all kernels that will be measured, so that they are compiled at once."""
-    packing = PackedFormat(arguments.bits, arguments.group)
+    packing = arguments.packing
     for trial in _trials(arguments, few=True):
         for tuning in tried:
             for rows in (8, 16):
@@ -330,12 +332,12 @@ def _launcher(device: Device) -> Launcher:
 
 
 def _product(device: Device, arguments: argparse.Namespace, tuning: PackedTuning) -> PackedProduct:
-    return PackedProduct(_launcher(device), PackedFormat(arguments.bits, arguments.group), mx.bfloat16, tuning)
+    return PackedProduct(_launcher(device), arguments.packing, mx.bfloat16, tuning)
 
 
 def _trials(arguments: argparse.Namespace, *, few: bool = False) -> Iterator[Trial]:
     """With weights beyond all caches, or `few` of them."""
-    packing, beyond = PackedFormat(arguments.bits, arguments.group), 1 if few or arguments.tiny else BEYOND_CACHES
+    packing, beyond = arguments.packing, 1 if few or arguments.tiny else BEYOND_CACHES
     for shape in arguments.shapes.split(","):
         outputs, columns = map(int, shape.split("x"))
         yield Trial(packing, outputs, columns, beyond=beyond)
@@ -364,6 +366,7 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=64)
+    parser.add_argument("--mode", choices=FLOATS, help="floats, whose bits and groups are known")
     parser.add_argument("--shapes", help=f"outputs x columns ({SHAPES})")
     parser.add_argument("--rows", type=lambda text: [int(rows) for rows in text.split(",")], default=[1, 2, 4, 8, 16])
     parser.add_argument(
@@ -372,6 +375,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--mlx", action="store_true", help="MLX's own products, too")
     parser.add_argument("--tiny", action="store_true", help="sizes for the emulator, to see whether it runs")
     arguments, device = parser.parse_args(given), current_device()
+    arguments.packing = FLOATS.get(arguments.mode) or PackedFormat(arguments.bits, arguments.group)
     arguments.shapes = arguments.shapes or ("48x256" if arguments.tiny else SHAPES)
     clock = Clock(32 if arguments.tiny else LARGE)
     print(device.name)

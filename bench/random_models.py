@@ -45,8 +45,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: Any = None) -> Any:
-    """A model of mlx-lm's with random weights; `spread` widens them so that greedy choices are far from ties."""
+def build(
+    config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: Any = None, lazily: bool = False
+) -> Any:
+    """A model of mlx-lm's with random weights; `spread` widens them so that greedy choices are far from ties. `lazily`:
+    they are not made yet."""
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
 
@@ -70,7 +73,8 @@ def build(config: dict[str, Any], *, seed: int = 0, spread: float = 0.0, dtype: 
         )
     if dtype is not None:
         model.set_dtype(dtype)
-    mx.eval(model.parameters())
+    if not lazily:
+        mx.eval(model.parameters())
     model.eval()
     return model
 

@@ -164,6 +164,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "quantization": {"group_size": 32, "bits": 8},
     },
+    # Kimi's delta attention and latent attention, likewise.
+    "kernel-kda-packed": {
+        "model_type": "kimi_linear",
+        **_SHARED,
+        **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "head_dim": 32},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 0, "moe_intermediate_size": 0},
+        **{"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+        "linear_attn_config": {
+            **{"kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 2, "head_dim": 32},
+            "short_conv_kernel_size": 4,
+        },
+        "model_max_length": 512,
+        "quantization": {"group_size": 32, "bits": 8},
+    },
     # Granite's and Falcon's, whose norms are not Nemotron's; the latter has attention beside Mamba 2.
     "kernel-granite": {
         "model_type": "granitemoehybrid",
@@ -194,6 +208,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 12,
         "partial_rotary_factor": 0.5,
         "layer_types": ["sliding_attention", "conv_mixer", "full_attention"],
+    },
+    "indexed": {
+        "model_type": "deepseek_v32",
+        **_SHARED,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "index_head_dim": 16,
+        "index_n_heads": 16,
+        "index_topk": 16,
     },
     "moe": {
         "model_type": "qwen3_moe",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -85,6 +86,7 @@ def main(given: Sequence[str] | None = None) -> int:
     chosen = _parsed(given)
     scale, flag = (TINY, "--tiny") if chosen.tiny else (QUICK, "--quick") if chosen.quick else (FULL, "")
     if chosen.child:
+        logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms: %(message)s")
         for figure in work_of(chosen.child)(scale):
             print(f"{FIGURE}{json.dumps(asdict(figure))}", flush=True)
         return 0

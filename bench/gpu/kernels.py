@@ -82,6 +82,9 @@ def recurrent(scale: Scale) -> Iterator[Figure]:
         "Granite 4 Small's scan": Mamba2Shape(128, 1, 64, 128, 4, 8192, biased=True),
         "LFM2's convolution": ShortConvShape(2048, 3),
         "gated delta": DeltaShape(16, 32, 128, 128, 4),
+        "Kimi's delta attention": DeltaShape(
+            *(32, 32, 128, 128, 4), decays_by_key=True, sigmoid_gate=True, gates_apart=True, decays_apart=True
+        ),
     }
     if scale.tiny:
         shapes = {"a scan": Mamba2Shape(2, 1, 16, 32, 4, 32), "a convolution": ShortConvShape(40, 3)}

@@ -71,6 +71,22 @@ class EqualHeads:
         return keys, values[..., : self.value_size]
 
 
+@dataclass(frozen=True, slots=True)
+class SplitKeys:
+    """Stores keys alone, which no attention reads: one half of each as a key, the other as a value."""
+
+    def pack(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        one, other = mx.split(keys, 2, axis=-1)
+        return one, other
+
+    def unpack(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        whole = mx.concatenate([keys, values], axis=-1)
+        return whole, whole
+
+
+KVLayout = EqualHeads | SplitKeys
+
+
 class AppendState(LayerState):
     """Keys and values in the pages of a group. `storage` is made when the first are written."""
 
@@ -83,7 +99,7 @@ class AppendState(LayerState):
         self.storage: KVStorage | None = None
         self.kept: mx.Dtype | None = None
         """The dtype that keys and values are stored in; None: the one they are computed in."""
-        self.layout: EqualHeads | None = None
+        self.layout: KVLayout | None = None
         """How keys and values are stored; None: as the model writes them."""
         self.kernels: CheckedKernels | None = None
         """The GPU's kernels."""

@@ -182,14 +182,20 @@ class RecurrentState(LayerState, ArraysCache):
     # For native kernels
 
     def lend(self, *rows: tuple[int, ...]) -> list[mx.array]:
-        """All slots' parts, of these shapes for a row. The caller writes them in place and returns them by
-        `return_parts`."""
+        """All slots' parts, of these shapes for a row: there may be fewer than the model's own code has. The caller
+        writes them in place and returns them by `return_parts`."""
+        self._drop_unused(len(rows))
         parts = [
             mx.zeros((self._slots, *shape), mx.float32) if part is None else part.astype(mx.float32)
             for part, shape in zip(self.cache, rows, strict=True)
         ]
         self.cache = [None] * len(parts)
         return parts
+
+    def _drop_unused(self, count: int) -> None:
+        """Keep as many parts: nothing may have written the others."""
+        assert not any(part is not None for part in self.cache[count:]), "parts of another mixer"
+        del self.cache[count:]
 
     def return_parts(self, parts: Sequence[mx.array]) -> None:
         """The parts, followed by the earlier ones, as many as `wanted`."""
@@ -202,6 +208,7 @@ class RecurrentState(LayerState, ArraysCache):
     def in_place(self, *rows: tuple[int, ...]) -> list[mx.array]:
         """All slots' parts, of these shapes for a row, in float32, which are written in place and stay where they
         are."""
+        self._drop_unused(len(rows))
         if any(part is None or part.dtype != mx.float32 for part in self.cache):
             self.return_parts(self.lend(*rows))
         return self.arrays()

@@ -60,13 +60,13 @@ def prompt_attention_part(size: int, *, latent: bool = False) -> str:
     return f"prompts' {attention_part(size, latent=latent)}"
 
 
-def packed_part(bits: int) -> str:
-    return f"packed products of few rows, {bits} bits"
+def packed_part(bits: int, mode: str = "affine") -> str:
+    return f"packed products of few rows, {_packing(bits, mode)}"
 
 
-def packed_experts_part(bits: int) -> str:
+def packed_experts_part(bits: int, mode: str = "affine") -> str:
     """Products of few rows, each with an expert that was chosen for it."""
-    return f"packed products of few rows by experts, {bits} bits"
+    return f"packed products of few rows by experts, {_packing(bits, mode)}"
 
 
 def experts_part(bits: int, mode: str) -> str:
@@ -82,12 +82,14 @@ def native_experts_part(bits: int, mode: str) -> str:
 
 
 def recurrent_part(shape: object) -> str:
-    """By the class of the shape of a recurrent mixer."""
-    return _RECURRENT[type(shape).__name__]
+    """By the class of the shape of a recurrent mixer. Gated delta nets with a decay for each number of a key are a
+    part of their own, which is not measured yet, and so is never left out."""
+    by_key = getattr(shape, "decays_by_key", False)
+    return f"{_RECURRENT[type(shape).__name__]}{' with decays by key' if by_key else ''}"
 
 
-def native_recurrent_part(shape_name: str) -> str:
-    return f"native {_RECURRENT[shape_name]}"
+def native_recurrent_part(shape_name: str, *, by_key: bool = False) -> str:
+    return f"native {_RECURRENT[shape_name]}{' with decays by key' if by_key else ''}"
 
 
 def steps_part(model_type: str, layers: int, how: str) -> str:

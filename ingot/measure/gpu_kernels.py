@@ -20,7 +20,7 @@ from ingot.kernels.gpu.launcher import kernel_launcher, required_launcher
 from ingot.kernels.lora import LoraMatrices, add_lora_products
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, combine_experts
 from ingot.kernels.moe.selfcheck import check_moe_kernels, plain_scores
-from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedWeights, packed_product
+from ingot.kernels.packed_matmul.kernels import MXFP4, PackedFormat, PackedWeights, packed_product
 from ingot.kernels.packed_matmul.selfcheck import check_packed_product
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, token_slots
 from ingot.kernels.paged_attention.kernels import PagedAttention
@@ -34,7 +34,7 @@ from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.kernels.sampling import check_sampling, sample_tokens
 from ingot.kernels.selfcheck import BOUNDS, first_wrong
 from ingot.measure.subjects import Pair, Subject
-from ingot.measure.trials import Mixture, MixtureTrial, PagedTrial, RecurrentTrial
+from ingot.measure.trials import Mixture, MixtureTrial, PagedTrial, RecurrentTrial, drawn_parts
 from ingot.upstream import import_upstream
 
 DTYPE = mx.bfloat16
@@ -229,45 +229,45 @@ def _dense(device: Device, sizes: Sizes) -> Iterator[Subject]:
         yield Subject(f"dense product 16 bits, {rows} rows", measured.DENSE, partial(make, rows))
 
 
-def _packed(device: Device, sizes: Sizes) -> Iterator[Subject]:
-    def weights_of(bits: int, experts: int | None) -> PackedWeights:
-        whole = _rows(sizes.matrix * (experts or 1), sizes.matrix)
-        weight, scales, biases = mx.quantize(whole, group_size=64, bits=bits)
-        if experts is not None:
-            weight, scales, biases = (part.reshape(experts, sizes.matrix, -1) for part in (weight, scales, biases))
-        mx.eval(weight, scales, biases)
-        return PackedWeights.of(PackedFormat(bits, 64), weight, scales, biases)
+PACKINGS = {"4 bits": PackedFormat(4, 64), "8 bits": PackedFormat(8, 64), "mxfp4": MXFP4}
 
-    def make(bits: int, rows: int) -> Pair:
-        weights = weights_of(bits, None)
-        wrong = check_packed_product(device, weights)
+
+def _packed(device: Device, sizes: Sizes) -> Iterator[Subject]:
+    def weights_of(packing: PackedFormat, experts: int | None) -> PackedWeights:
+        lines = (sizes.matrix,) if experts is None else (experts, sizes.matrix)
+        return PackedWeights.of(packing, *drawn_parts(packing, lines, sizes.matrix), dtype=DTYPE)
+
+    def make(packing: PackedFormat, rows: int) -> Pair:
+        weights = weights_of(packing, None)
+        wrong = weights.unsupported() or check_packed_product(device, weights)
         if wrong is not None:
             return _failed(wrong)
-        product, x = packed_product(device, weights.packing, DTYPE), _rows(rows, sizes.matrix)
+        product, x = packed_product(device, packing, DTYPE), _rows(rows, sizes.matrix)
         return Pair(lambda: product(x, weights), lambda: weights.by_mlx(x))
 
-    def by_experts(bits: int) -> Pair:
-        weights = weights_of(bits, 8)
-        wrong = check_packed_product(device, weights)
+    def by_experts(packing: PackedFormat) -> Pair:
+        weights = weights_of(packing, 8)
+        wrong = weights.unsupported() or check_packed_product(device, weights)
         if wrong is not None:
             return _failed(wrong)
-        product, x = packed_product(device, weights.packing, DTYPE), _rows(4, sizes.matrix)
+        product, x = packed_product(device, packing, DTYPE), _rows(4, sizes.matrix)
         chosen = mx.array([[0, 5], [3, 5], [7, 1], [2, 6]], mx.int32)
-        given = (weights.weight.view(mx.uint32), weights.scales, weights.biases)
-        options: dict[str, Any] = {"group_size": 64, "bits": bits, "transpose": True}
+        words = weights.weight.view(mx.uint32)
+        options: dict[str, Any] = {"group_size": packing.group, "bits": packing.bits, "mode": packing.mode}
         return Pair(
             lambda: product.gather(x, weights, chosen.reshape(-1)),
-            lambda: mx.gather_qmm(x[:, None, None], *given, rhs_indices=chosen, **options),
+            lambda: mx.gather_qmm(
+                x[:, None, None], words, weights.scales, weights.biases, rhs_indices=chosen, transpose=True, **options
+            ),
         )
 
     for rows in (1, 8):
-        for bits in (4, 8):
-            label = f"packed product {bits} bits, {rows} rows"
-            yield Subject(label, measured.packed_part(bits), partial(make, bits, rows))
-    yield Subject("packed product mxfp4, 1 rows", None, lambda: PackedFormat(4, 32, "mxfp4").unsupported() or NO_KERNEL)
-    for bits in (4, 8):
-        label = f"packed product {bits} bits by experts, 4 x 2"
-        yield Subject(label, measured.packed_experts_part(bits), partial(by_experts, bits))
+        for name, packing in PACKINGS.items():
+            label = f"packed product {name}, {rows} rows"
+            yield Subject(label, measured.packed_part(packing.bits, packing.mode), partial(make, packing, rows))
+    for name, packing in PACKINGS.items():
+        label = f"packed product {name} by experts, 4 x 2"
+        yield Subject(label, measured.packed_experts_part(packing.bits, packing.mode), partial(by_experts, packing))
 
 
 def _experts(kernels: CheckedKernels, device: Device, sizes: Sizes) -> Iterator[Subject]:
@@ -287,8 +287,7 @@ def _experts(kernels: CheckedKernels, device: Device, sizes: Sizes) -> Iterator[
         return Pair(lambda: grouped(trial.x, chosen), lambda: module(trial.x, chosen))
 
     count, chosen, hidden, inner = sizes.experts
-    packings = {"4 bits": PackedFormat(4, 64), "8 bits": PackedFormat(8, 64), "mxfp4": PackedFormat(4, 32, "mxfp4")}
-    for name, packing in packings.items():
+    for name, packing in PACKINGS.items():
         mixture = Mixture(packing, count, chosen, hidden, inner, packing.mode == "mxfp4")
         label = f"experts {name}, prompt of {sizes.tokens}"
         yield Subject(label, measured.experts_part(packing.bits, packing.mode), partial(make, mixture))

@@ -211,7 +211,8 @@ def _native_mixer(shape: MixerShape, given: RecurrentInputs) -> tuple[Callable[.
         **own,
     )
     ends = [2 * keys + values, 2 * keys + 2 * values, 2 * keys + 2 * values + shape.value_heads]
-    return operation, [mx.contiguous(part) for part in mx.split(joint, ends, axis=-1)]
+    qkv, *others = (mx.contiguous(part) for part in mx.split(joint, ends, axis=-1))
+    return operation, [qkv, qkv, qkv, *others]
 
 
 def _norm() -> Pair:

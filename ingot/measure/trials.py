@@ -16,7 +16,7 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
 from ingot.kernels.packed_matmul.experts import ExpertWeights, GroupedExperts, GroupedTuning
-from ingot.kernels.packed_matmul.kernels import PackedFormat
+from ingot.kernels.packed_matmul.kernels import MXFP8, PackedFormat
 from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, order_after, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.selfcheck import plain_attention
@@ -126,6 +126,21 @@ def seconds(work: Callable[[], mx.array], repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats
 
 
+def drawn_parts(
+    packing: PackedFormat, lines: tuple[int, ...], columns: int
+) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Words, scales and biases of random weights. No float of eight bits is no number."""
+    codes = 127 if packing == MXFP8 else 256
+    weight = mx.random.randint(0, codes, (*lines, columns * packing.bits // 8), mx.uint8).view(mx.uint32)
+    shape = (*lines, columns // packing.group)
+    if packing.affine:
+        scales, biases = (mx.random.normal(shape).astype(mx.bfloat16) * 0.01 for _ in range(2))
+    else:
+        scales, biases = mx.full(shape, 120 if packing.group > 16 else 16, mx.uint8), None
+    mx.eval(weight, scales, biases)
+    return weight, scales, biases
+
+
 class Mixture(NamedTuple):
     """The experts of one layer of a model."""
 
@@ -151,15 +166,10 @@ class MixtureTrial:
         mx.eval(self.x, self.chosen)
 
     def _drawn(self, outputs: int, columns: int) -> ExpertWeights:
-        mixture, floats = self.mixture, self.mixture.packing.mode != "affine"
-        shape = (mixture.experts, outputs, columns // mixture.packing.group)
-        words = (mixture.experts, outputs, columns * mixture.packing.bits // 8)
-        weight = mx.random.randint(0, 256, words, mx.uint8).view(mx.uint32)
-        scales = mx.full(shape, 120, mx.uint8) if floats else mx.random.normal(shape).astype(mx.bfloat16) * 0.01
-        biases = None if floats else mx.random.normal(shape).astype(mx.bfloat16) * 0.01
-        bias = mx.random.normal(shape[:2]).astype(mx.bfloat16) if mixture.clipped else None
-        mx.eval(weight, scales, biases, bias)
-        return ExpertWeights(mixture.packing, weight, scales, biases, bias)
+        mixture, lines = self.mixture, (self.mixture.experts, outputs)
+        bias = mx.random.normal(lines).astype(mx.bfloat16) if mixture.clipped else None
+        mx.eval(bias)
+        return ExpertWeights(mixture.packing, *drawn_parts(mixture.packing, lines, columns), bias)
 
     def ours(self, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
         activation: Any = "swiglu_oai" if self.mixture.clipped else "silu"
@@ -185,9 +195,11 @@ class RecurrentInputs:
     def __init__(self, shape: MixerShape, rows: int, tokens: int, dtype: mx.Dtype) -> None:
         self.shape, self.rows, self.tokens = shape, rows, tokens
         self.weights = random_weights(shape, np.random.default_rng(0))
-        self.joint = mx.random.normal((rows * tokens, shape.width)).astype(dtype)
+        self.joint, *self.apart = (
+            mx.random.normal((rows * tokens, width)).astype(dtype) for width in (shape.width, *shape.apart)
+        )
         self.states = [mx.zeros((rows, *sizes)) for sizes in shape.states]
-        mx.eval(self.weights, self.joint, self.states)
+        mx.eval(self.weights, self.joint, self.apart, self.states)
 
     def theirs(self) -> mx.array:
         """The same as mlx-lm's modules compute it, of sequences that begin."""
@@ -240,7 +252,7 @@ class RecurrentTrial(RecurrentInputs):
         self._last = mx.zeros(1)
 
     def mixed(self) -> mx.array:
-        return self._chained(lambda spans: self.kernels.mix(self.joint, spans, self.states)[0])
+        return self._chained(lambda spans: self.kernels.mix(self.joint, spans, self.states, *self.apart)[0])
 
     def convolved(self) -> mx.array:
         return self._chained(lambda spans: self.kernels.convolve(self.joint, spans, self.states[0])[0])
@@ -249,7 +261,7 @@ class RecurrentTrial(RecurrentInputs):
         """By the rule alone, of what was not convolved."""
         rule = self.kernels.advance if isinstance(self.shape, DeltaShape) else self.kernels.scan
         given = mx.zeros((self.rows * self.tokens, self.shape.convolution.channels), mx.bfloat16)
-        return self._chained(lambda spans: rule(given, self.joint, spans, self.states[1])[0])
+        return self._chained(lambda spans: rule(given, self.joint, spans, self.states[1], *self.apart)[0])
 
     def _chained(self, launch: Callable[[RecurrentSpans], mx.array]) -> mx.array:
         """Behind the one before: a device would run several at once, which those of a model never do."""
@@ -268,5 +280,5 @@ class RecurrentTrial(RecurrentInputs):
         found: mx.array = convolved
         if not isinstance(self.shape, ShortConvShape):
             rule = self.kernels.advance if isinstance(self.shape, DeltaShape) else self.kernels.scan
-            found = rule(convolved, self.joint, spans, self.states[1])[0]
+            found = rule(convolved, self.joint, spans, self.states[1], *self.apart)[0]
         return found

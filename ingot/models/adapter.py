@@ -9,7 +9,10 @@ A `ModelAdapter` is immutable. Only the engine thread may call `run`. Loading ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -50,7 +53,13 @@ from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
 from ingot.models.layers.modules import named_parameters
-from ingot.models.layers.swapping import allow_separate_layers, restore_mlx_lm_modules, swap_modules
+from ingot.models.layers.swapping import (
+    allow_separate_layers,
+    is_fused,
+    restore_wrong_part,
+    swap_modules,
+    unknown_mixers,
+)
 from ingot.models.lora.loras import LoadedLoras
 from ingot.models.parallelism import ModelSharding, shard_model
 from ingot.models.precision import main_dtype, rounds_activations, settle_precision
@@ -59,6 +68,8 @@ from ingot.models.report import footprint_of, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.upstream import caches, load_config, load_model
+
+log = logging.getLogger("ingot.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,20 +288,29 @@ def load_model_adapter(
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
     if sharing is not None:
         return replace(adapted, steps=None)
-    if can_compile_steps(device):
-        rehearse_steps(adapted)
+    rehearse_steps(adapted)
     return adapted
 
 
+@contextmanager
+def _logging_time(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    log.info("%s, in %.1f s", what, time.monotonic() - began)
+
+
 def rehearse_steps(adapter: ModelAdapter) -> None:
-    """Compute a short prompt and as many decode steps as it takes until they are compiled, so that no request waits for
-    a compiler."""
-    rows = adapter.new_batch_state()
-    row = rows.new()
-    for width in (PAGE, *[1] * (STEP_TRIALS + 3)):
-        logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
-        mx.eval(logits, rows.pending())
-    rows.leave(row)
+    """On GPUs, compute prompts and as many decode steps as it takes until they are compiled, so that no request waits
+    for a compiler."""
+    if not can_compile_steps(adapter.device):
+        return
+    with _logging_time("prompts and decode steps were rehearsed"):
+        rows = adapter.new_batch_state()
+        row = rows.new()
+        for width in (PAGE, min(8 * PAGE, adapter.widest), *[1] * (STEP_TRIALS + 3)):
+            logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
+            mx.eval(logits, rows.pending())
+        rows.leave(row)
 
 
 def adapt_model(
@@ -323,7 +343,8 @@ def adapt_model(
     layers = len(decoder_layers_of(model))
     if not apart and device.kind in WHOLE_LAYERS:
         apart = slower.leave_out(steps_part(family_name, layers, WHOLE_LAYERS[device.kind]))
-    fused = swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
+    with _logging_time("modules were swapped and their kernels checked"):
+        swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
     if kernels is not None:
@@ -333,14 +354,16 @@ def adapt_model(
     coarse = mx.bfloat16 if rounded else main_dtype(model)
 
     def probed() -> tuple[mx.Dtype | None, ProbeFindings, int]:
-        kept = None if exact or not (fused or attends_natively(model)) else mx.float16
-        return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=family.unmixed is None)
+        kept = None if exact or not (is_fused(model) or attends_natively(model)) else mx.float16
+        unlike = family.unmixed is None or not unknown_mixers(model)
+        return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=unlike)
 
-    kept, found, margin = probed()
+    with _logging_time("the model was probed"):
+        kept, found, margin = probed()
     if found.wrong is not None:
-        notes = [*notes, f"layers run by mlx-lm's own modules, slower: by ingot's own, {found.wrong}"]
-        restore_mlx_lm_modules(model)
-        fused = False
+        part = restore_wrong_part(model, device, lambda: probed()[1].wrong is None)
+        how = "one after another" if part == "layers" else "by mlx-lm's own modules"
+        notes = [*notes, f"{part or 'layers'} run {how}, slower: otherwise {found.wrong}"]
         kept, found, margin = probed()
     if bidirectional and not found.mixed:
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
@@ -356,7 +379,7 @@ def adapt_model(
         widest,
         margin,
         kept,
-        footprint_of(model, config, found, device, kernels, fused=fused),
+        footprint_of(model, config, found, device, kernels, fused=is_fused(model)),
         found.ragged,
         found.mixed,
         found.vocab,

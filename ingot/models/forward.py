@@ -38,7 +38,8 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.kernels.paged_attention.shapes import KVSplits
-from ingot.models.layers.attention import native_kv_layouts
+from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.attention_setup import kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, token_embedding_of
 from ingot.models.layers.recurrent import RECURRENT_SPANS
@@ -368,9 +369,10 @@ def _is_known_key(key: object) -> bool:
 
 
 def attends_natively(model: Any) -> bool:
-    """Whether the native kernels read all keys and values of the model."""
-    covered = len(native_kv_layouts(model))
-    return 0 < covered == sum(isinstance(state, AppendState) for state in new_batch_state(model, 0, None, None).states)
+    """Whether the native kernels read all keys and values of the model, but for those that indexers choose from."""
+    mixed = [module for module in model.modules() if isinstance(module, MixedAttention)]
+    stores = sum(isinstance(state, AppendState) for state in new_batch_state(model, 0, None, None).states)
+    return any(module.native for module in mixed) and len(kv_layouts(model)) == stores
 
 
 def new_batch_state(
@@ -404,7 +406,7 @@ def kv_states_for(model: Any, margin: int, kept: mx.Dtype | None, kernels: Check
         if isinstance(state, AppendState):
             state.kept, state.kernels = kept, kernels
     stores = [state for state in flatten_states(layers) if isinstance(state, AppendState)]
-    layouts = native_kv_layouts(model)
+    layouts = kv_layouts(model)
     if len(stores) == len(layouts):
         for state, layout in zip(stores, layouts, strict=True):
             state.layout = layout

@@ -26,7 +26,7 @@ from ingot.errors import ConfigError
 from ingot.kernels.cpu import native
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.adapter import ModelAdapter
-from ingot.models.layers.attention import check_coded_attention
+from ingot.models.layers.attention_setup import check_coded_attention
 
 SAMPLE_TOKENS = 32
 

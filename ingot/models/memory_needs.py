@@ -19,7 +19,7 @@ import mlx.nn as nn
 from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
-from ingot.cache.attention_state import EqualHeads
+from ingot.cache.attention_state import KVLayout
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
@@ -35,8 +35,7 @@ from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, Q
 from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig
-from ingot.models.layers.attention import layer_numbers
-from ingot.models.layers.attention_setup import kv_layout_of, reads_stored_kv
+from ingot.models.layers.attention_setup import layer_numbers, layouts_of, reads_stored_kv
 from ingot.models.layers.fused_layers import plain_programs_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
@@ -114,9 +113,9 @@ def _gguf_needs(path: Path, device: Device) -> MemoryNeeds:
 
 def _needs_of_model(model: Any, config: dict[str, Any], weights: int, device: Device) -> MemoryNeeds:
     context = stated_context(config)
-    layouts = _native_layouts(model, device)
-    width = 2 if layouts is not None else _state_width(model, config, device)
-    stored = iter(layouts or ())
+    layouts, is_native = _layouts(model, device)
+    width = 2 if is_native else _state_width(model, config, device)
+    stored = iter(layouts)
     per_token = full = 0
     for cache in _caches_after_one_token(model):
         if isinstance(cache, caches.ArraysCache):
@@ -155,19 +154,20 @@ def _state_width(model: Any, config: dict[str, Any], device: Device) -> int:
     return 2 if config.get(BLOCKS_KEY) else max(floats)
 
 
-def _native_layouts(model: Any, device: Device) -> list[EqualHeads | None] | None:
-    """How the native kernels will read what each layer stores, as 16-bit numbers; None where they will not."""
-    if device.kind != "cpu" or not native.available():
-        return None
+def _layouts(model: Any, device: Device) -> tuple[list[KVLayout | None], bool]:
+    """How what each layer stores will lie in its pages; and whether the native kernels will read it, as 16-bit
+    numbers."""
+    reads_natively = device.kind == "cpu" and native.available()
     attention = [
-        (layer_numbers(path), kv_layout_of(module, spec))
+        (layer_numbers(path), layouts_of(module, spec, is_native=reads_natively))
         for path, module in model.named_modules()
         if (spec := attention_spec_of(module)) is not None and not reads_stored_kv(module, spec)
     ]
     parts = [part for cache in caches.make_prompt_cache(model) for part in _parts_of(cache)]
     kv_caches = [part for part in parts if not isinstance(part, caches.ArraysCache)]
-    covered = bool(plain_programs_of(model)) or 0 < len(attention) == len(kv_caches)
-    return [layout for _, layout in sorted(attention, key=lambda each: each[0])] if covered else None
+    layouts = [layout for _, own in sorted(attention, key=lambda each: each[0]) for layout in own]
+    covered = bool(plain_programs_of(model)) or 0 < len(layouts) == len(kv_caches)
+    return (layouts, reads_natively) if covered else ([], False)
 
 
 def settled_bytes(model: Any, device: Device) -> int:

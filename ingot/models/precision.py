@@ -33,6 +33,7 @@ from ingot.models.layers.modules import (
     DenseLinear,
     PackedEmbedding,
     PackedLinear,
+    float_dtype,
     named_parameters,
     native_dense,
     native_quantized,
@@ -115,13 +116,7 @@ def widened_weights(model: nn.Module) -> set[str]:
 
 def main_dtype(model: Any) -> mx.Dtype:
     """The dtype of most computation. Weights that are widened as they are multiplied count as float32."""
-    widened = widened_weights(model)
-    sizes: dict[mx.Dtype, int] = {}
-    for path, array in named_parameters(model):
-        if mx.issubdtype(array.dtype, mx.floating):
-            dtype = mx.float32 if path in widened else array.dtype
-            sizes[dtype] = sizes.get(dtype, 0) + array.size
-    return max(sizes, key=lambda dtype: sizes[dtype])
+    return float_dtype(model, widened_weights(model))
 
 
 def rounds_activations(model: nn.Module) -> bool:

@@ -19,7 +19,8 @@ from ingot.kernels.device import Device
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.files.model_config import older_config_names
-from ingot.models.layers.attention import QUERY_TILE, gathers_pages
+from ingot.models.layers.attention import QUERY_TILE
+from ingot.models.layers.attention_setup import gathers_pages
 from ingot.models.layers.decode_graph import DecodeGraphs
 from ingot.models.layers.lm_head import LogitsSelection
 from ingot.models.layers.swapping import is_tiled, unknown_mixers

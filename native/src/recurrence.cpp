@@ -94,10 +94,10 @@ inline void store_rows(float* p, Four v) {
 // Vectors that are computed side by side, as each waits for its own last step most of the time.
 constexpr int kAbreast = 4;
 
-// x = x * sigmoid(x). The exponential's relative error is below 2e-7.
+// e = exp(-|x|), with a relative error below 2e-7.
 template <int N>
-inline void silu(Vec (&x)[N]) {
-  const Vec zero{}, one = zero + 1.0f, least = zero - 87.0f;
+inline void falling_powers(const Vec (&x)[N], Vec (&e)[N]) {
+  const Vec zero{}, least = zero - 87.0f;
   Vec r[N], y[N];
   Ints whole[N];
 #pragma GCC unroll 4
@@ -122,9 +122,46 @@ inline void silu(Vec (&x)[N]) {
     const Ints bits = (whole[i] + 127) << 23;
     Vec power;
     std::memcpy(&power, &bits, sizeof(power));
-    const Vec e = y[i] * power;
-    x[i] = x[i] * (x[i] < zero ? e : one) / (one + e);
+    e[i] = y[i] * power;
   }
+}
+
+// x = x * sigmoid(x).
+template <int N>
+inline void silu(Vec (&x)[N]) {
+  const Vec zero{}, one = zero + 1.0f;
+  Vec e[N];
+  falling_powers(x, e);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) x[i] = x[i] * (x[i] < zero ? e[i] : one) / (one + e[i]);
+}
+
+// log(1 + e) for e from 0 to 1: twice the inverse hyperbolic tangent of e / (2 + e), as a series of its odd powers.
+inline Vec log_one_more(Vec e) {
+  const Vec s = e / (e + 2.0f), square = s * s;
+  Vec sum = Vec{} + 1.0f / 15;
+#pragma GCC unroll 7
+  for (int odd = 13; odd > 0; odd -= 2) sum = fused(sum, square, Vec{} + 1.0f / odd);
+  return 2.0f * s * sum;
+}
+
+// x becomes its decay. Neither exponent is above zero.
+template <int N>
+inline void decay(const DecayRule& rule, Vec (&x)[N]) {
+  const Vec zero{}, one = zero + 1.0f;
+  Vec e[N];
+  if (rule.bounded)
+    for (int i = 0; i < N; i++) x[i] = rule.rate * x[i];
+  falling_powers(x, e);
+#pragma GCC unroll 4
+  for (int i = 0; i < N; i++) {
+    if (rule.bounded)
+      x[i] = rule.bound * ((x[i] < zero ? e[i] : one) / (one + e[i]));
+    else
+      x[i] = rule.rate * ((x[i] < zero ? zero : x[i]) + log_one_more(e[i]));
+  }
+  falling_powers(x, e);
+  for (int i = 0; i < N; i++) x[i] = e[i];
 }
 
 // Where a token's taps lie, oldest first; returns how many of the oldest are zeros.
@@ -197,6 +234,21 @@ void normalise(float* x, int size, float eps, float gain) {
   for (int i = 0; i < size; i += kLanes) store(x + i, load(x + i, size - i) * scale, size - i);
 }
 
+void decays(const DecayRule& rule, const float* x, const float* bias, int size, float* y) {
+  int c = 0;
+  for (; c + kAbreast * kLanes <= size; c += kAbreast * kLanes) {
+    Vec some[kAbreast];
+    for (int i = 0; i < kAbreast; i++) some[i] = load(x + c + i * kLanes) + load(bias + c + i * kLanes);
+    decay(rule, some);
+    for (int i = 0; i < kAbreast; i++) store(y + c + i * kLanes, some[i]);
+  }
+  for (; c < size; c += kLanes) {
+    Vec one[1] = {load(x + c, size - c) + load(bias + c, size - c)};
+    decay(rule, one);
+    store(y + c, one[0], size - c);
+  }
+}
+
 template <int R>
 inline Four products(const float* s, int size, const float* k) {
   Vec sums[R] = {};
@@ -208,19 +260,24 @@ inline Four products(const float* s, int size, const float* k) {
   return totals<R>(sums);
 }
 
-// s = decay * s + update k', for R rows. Gives s q; `ahead` becomes s `next`, which the token after it asks for.
-template <int R, bool Next>
-inline Four advance(float* __restrict s, int size, float decay, Four update, const float* __restrict k,
+// s = decay * s + update k', for R rows, with one decay or (ByKey) one for each number of a row. Gives s q; `ahead` becomes
+// s `next`, which the token after it asks for.
+template <int R, bool Next, bool ByKey = false>
+inline Four advance(float* __restrict s, int size, const float* __restrict decay, Four update, const float* __restrict k,
                     const float* __restrict q, const float* __restrict next, Four& ahead) {
   Vec sums[R] = {}, next_sums[R] = {};
   for (int d = 0; d < size; d += kLanes) {
     const Vec kd = load(k + d), qd = load(q + d);
-    Vec nd{};
+    Vec nd{}, decays{};
     if constexpr (Next) nd = load(next + d);
+    if constexpr (ByKey)
+      decays = load(decay + d);
+    else
+      decays = *decay - decays;
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) {
       float* at = s + static_cast<size_t>(r) * size + d;
-      const Vec sd = fused(load(at), decay, kd * update[r]);
+      const Vec sd = fused(load(at), decays, kd * update[r]);
       store(at, sd);
       sums[r] = fused(sd, qd, sums[r]);
       if constexpr (Next) next_sums[r] = fused(sd, nd, next_sums[r]);
@@ -230,14 +287,17 @@ inline Four advance(float* __restrict s, int size, float decay, Four update, con
   return totals<R>(sums);
 }
 
-template <int R>
+template <int R, bool ByKey>
 inline void delta_rows(const DeltaHead& h, float* s, int size, int first) {
-  Four seen = products<R>(s, size, h.k);
+  const float* asked = ByKey ? h.decayed_k : h.k;
+  Four seen = products<R>(s, size, asked);
   for (int t = 0; t < h.count; t++) {
-    const float *k = h.k + static_cast<size_t>(t) * size, *q = h.q + static_cast<size_t>(t) * size;
-    const Four update = (load_rows<R>(h.v + static_cast<size_t>(t) * h.values + first) - h.decay[t] * seen) * h.beta[t];
-    const Four out = t + 1 < h.count ? advance<R, true>(s, size, h.decay[t], update, k, q, k + size, seen)
-                                     : advance<R, false>(s, size, h.decay[t], update, k, q, nullptr, seen);
+    const size_t at = static_cast<size_t>(t) * size;
+    const float *k = h.k + at, *q = h.q + at, *decay = h.decay + (ByKey ? at : static_cast<size_t>(t));
+    const Four value = load_rows<R>(h.v + static_cast<size_t>(t) * h.values + first);
+    const Four update = (value - (ByKey ? seen : *decay * seen)) * h.beta[t];
+    const Four out = t + 1 < h.count ? advance<R, true, ByKey>(s, size, decay, update, k, q, asked + at + size, seen)
+                                     : advance<R, false, ByKey>(s, size, decay, update, k, q, nullptr, seen);
     store_rows<R>(h.y + static_cast<size_t>(t) * h.values + first, out);
   }
 }
@@ -248,7 +308,7 @@ inline void scan_rows(const ScanHead& h, float* s, int size, int first) {
   for (int t = 0; t < h.count; t++) {
     const Four x = load_rows<R>(h.x + static_cast<size_t>(t) * h.values + first);
     const size_t at = static_cast<size_t>(t) * size;
-    const Four out = advance<R, false>(s, size, h.decay[t], h.dt[t] * x, h.b + at, h.c + at, nullptr, unused);
+    const Four out = advance<R, false>(s, size, h.decay + t, h.dt[t] * x, h.b + at, h.c + at, nullptr, unused);
     store_rows<R>(h.y + t * h.y_stride + first, out + h.skip * x);
   }
 }
@@ -267,14 +327,18 @@ inline void in_vectors(float* state, int keys, float* scratch, const Body& body)
   for (int r = 0; r < R; r++) std::memcpy(state + static_cast<size_t>(r) * keys, scratch + r * size, sizeof(float) * keys);
 }
 
-void delta(const DeltaHead& h) {
+template <bool ByKey>
+void delta_by(const DeltaHead& h) {
   int row = 0;
   auto at = [&] { return h.state + static_cast<size_t>(row) * h.keys; };
   for (; row + kStateRows <= h.values; row += kStateRows)
-    in_vectors<kStateRows>(at(), h.keys, h.scratch, [&](float* s, int size) { delta_rows<kStateRows>(h, s, size, row); });
+    in_vectors<kStateRows>(at(), h.keys, h.scratch,
+                           [&](float* s, int size) { delta_rows<kStateRows, ByKey>(h, s, size, row); });
   for (; row < h.values; row++)
-    in_vectors<1>(at(), h.keys, h.scratch, [&](float* s, int size) { delta_rows<1>(h, s, size, row); });
+    in_vectors<1>(at(), h.keys, h.scratch, [&](float* s, int size) { delta_rows<1, ByKey>(h, s, size, row); });
 }
+
+void delta(const DeltaHead& h) { h.decayed_k == nullptr ? delta_by<false>(h) : delta_by<true>(h); }
 
 void scan(const ScanHead& h) {
   int row = 0;
@@ -288,6 +352,6 @@ void scan(const ScanHead& h) {
 }  // namespace
 
 extern const Recurrence INGOT_NAME(recurrence);
-const Recurrence INGOT_NAME(recurrence) = {kLanes, convolve, delta, scan, normalise};
+const Recurrence INGOT_NAME(recurrence) = {kLanes, convolve, delta, scan, normalise, decays};
 
 }  // namespace ingot

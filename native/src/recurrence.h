@@ -31,13 +31,14 @@ struct Filter {
 };
 
 // One head of the gated delta rule: state = decay * state + beta * (v - decay * state k) k', y = state q. Keys and queries are
-// filled up with zeros to a whole number of vectors.
+// filled up with zeros to a whole number of vectors. Each number of a key may have a decay of its own.
 struct DeltaHead {
   float* state;  // [values, keys]
   int values, keys;
   const float *q, *k;  // [count, padded keys]
   const float* v;      // [count, values]
-  const float *decay, *beta;
+  const float *decay, *beta;  // [count]; decays of numbers [count, padded keys]
+  const float* decayed_k;     // [count, padded keys]: keys times their decays; null where a token has one decay
   int count;
   float* y;        // [count, values]
   float* scratch;  // kStateRows * padded keys
@@ -57,6 +58,13 @@ struct ScanHead {
   float* scratch;  // kStateRows * padded keys
 };
 
+// What decays are made of: exp(rate * softplus(x + bias)), or exp(bound * sigmoid(rate * (x + bias))).
+struct DecayRule {
+  float rate;
+  bool bounded;
+  float bound;
+};
+
 struct Recurrence {
   int lanes;  // floats of a vector
   // y[t] = sum over taps of weight * x[t - taps + 1 + tap], plus bias, times its sigmoid if asked for.
@@ -65,6 +73,8 @@ struct Recurrence {
   void (*scan)(const ScanHead& head);
   // x = x * gain / sqrt(sum(x * x) + eps).
   void (*normalise)(float* x, int size, float eps, float gain);
+  // Of neighbouring numbers, each with a bias of its own.
+  void (*decays)(const DecayRule& rule, const float* x, const float* bias, int size, float* y);
 
   int padded(int size) const { return (size + lanes - 1) / lanes * lanes; }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "floats.h"
 #include "pool.h"
@@ -113,7 +114,7 @@ struct GatedDelta::Task {
 GatedDelta::GatedDelta(DeltaShape shape, DeltaColumns columns, const mx::array& filter, const mx::array& a_log,
                        const mx::array& dt_bias, const mx::array& norm)
     : shape_(shape), columns_(columns), taps_(filter, std::nullopt), a_log_(a_log, shape.value_heads),
-      dt_bias_(dt_bias, shape.value_heads), norm_(norm, shape.value_size) {
+      dt_bias_(dt_bias, shape.value_heads * decays()), norm_(norm, shape.value_size) {
   require(shape.key_heads > 0 && shape.value_heads > 0 && shape.value_heads % shape.key_heads == 0 && shape.key_size > 0 &&
               shape.value_size > 0,
           "value heads must come in equal groups");
@@ -122,16 +123,16 @@ GatedDelta::GatedDelta(DeltaShape shape, DeltaColumns columns, const mx::array& 
 
 bool GatedDelta::fits(const DeltaInputs& inputs) const {
   const int in_group = shape_.value_heads / shape_.key_heads;
-  auto within = [&](const Columns& columns, int heads, int group, int each, size_t width) {
+  auto within = [&](const Columns& columns, int heads, int group, int each, const TokenRows& rows) {
     return columns.first >= 0 && columns.head >= 0 && columns.group >= 0 &&
-           static_cast<size_t>(column(columns, heads - 1, group) + each) <= width;
+           static_cast<size_t>(column(columns, heads - 1, group) + each) <= rows.width;
   };
-  return within(columns_.q, shape_.key_heads, 1, shape_.key_size, inputs.qkv_width) &&
-         within(columns_.k, shape_.key_heads, 1, shape_.key_size, inputs.qkv_width) &&
-         within(columns_.v, shape_.value_heads, in_group, shape_.value_size, inputs.qkv_width) &&
-         within(columns_.z, shape_.value_heads, in_group, shape_.value_size, inputs.z_width) &&
-         within(columns_.b, shape_.value_heads, in_group, 1, inputs.b_width) &&
-         within(columns_.a, shape_.value_heads, in_group, 1, inputs.a_width);
+  return within(columns_.q, shape_.key_heads, 1, shape_.key_size, inputs.q) &&
+         within(columns_.k, shape_.key_heads, 1, shape_.key_size, inputs.k) &&
+         within(columns_.v, shape_.value_heads, in_group, shape_.value_size, inputs.v) &&
+         within(columns_.z, shape_.value_heads, in_group, shape_.value_size, inputs.z) &&
+         within(columns_.b, shape_.value_heads, in_group, 1, inputs.b) &&
+         within(columns_.a, shape_.value_heads, in_group, decays(), inputs.a);
 }
 
 void GatedDelta::run(const DeltaInputs& in, const std::vector<Piece>& pieces, float* tails, float* states, float* y) const {
@@ -151,61 +152,99 @@ void GatedDelta::run(const DeltaInputs& in, const std::vector<Piece>& pieces, fl
   Pool::shared().each(static_cast<int>(pieces.size()), [&](int index) {
     const Piece& piece = pieces[index];
     renew(tails + piece.slot * taps_.tail_size(), taps_, piece, [&](int token, float* out) {
-      const float* row = in.qkv + token * in.qkv_width;
       for (int head = 0; head < shape_.key_heads; head++) {
         float* to = out + size(head, shape_.key_size);
-        std::memcpy(to, row + column(columns_.q, head, 1), sizeof(float) * shape_.key_size);
-        std::memcpy(to + key_dim, row + column(columns_.k, head, 1), sizeof(float) * shape_.key_size);
+        std::memcpy(to, in.q.at(token, column(columns_.q, head, 1)), sizeof(float) * shape_.key_size);
+        std::memcpy(to + key_dim, in.k.at(token, column(columns_.k, head, 1)), sizeof(float) * shape_.key_size);
       }
       for (int head = 0; head < shape_.value_heads; head++)
-        std::memcpy(out + 2 * key_dim + size(head, shape_.value_size), row + column(columns_.v, head, in_group),
+        std::memcpy(out + 2 * key_dim + size(head, shape_.value_size), in.v.at(token, column(columns_.v, head, in_group)),
                     sizeof(float) * shape_.value_size);
     });
   });
 }
 
+// What a head's rule takes of some tokens, and what it gives, in memory that a thread keeps from task to task.
+struct GatedDelta::Chunk {
+  Chunk(const DeltaShape& shape, int padded)
+      : padded(padded), room(size((shape.decays_by_key ? 4 : 2) * kChunk + kStateRows, padded) +
+                             size(2 * kChunk, shape.value_size) + 2 * kChunk) {
+    float* at = scratch(room);
+    if (padded > shape.key_size) std::fill(at, at + room, 0.0f);  // behind keys, where they are not whole vectors
+    auto next = [&](size_t floats) { return std::exchange(at, at + floats); };
+    q = next(size(kChunk, padded)), k = next(size(kChunk, padded)), spare = next(size(kStateRows, padded));
+    v = next(size(kChunk, shape.value_size)), out = next(size(kChunk, shape.value_size)), beta = next(kChunk);
+    decay = next(shape.decays_by_key ? size(kChunk, padded) : kChunk);
+    decayed_k = shape.decays_by_key ? at : nullptr;
+  }
+
+  int count = 0;
+  const int padded;
+  const size_t room;
+  float *q, *k, *spare, *v, *out, *beta, *decay, *decayed_k;
+};
+
 void GatedDelta::run(const DeltaInputs& in, const Task& task, const float* tail, float* state, float* y) const {
   const Recurrence& use = recurrence();
   const Piece& piece = *task.piece;
   const bool fresh = piece.start == 0;
-  const int keys = shape_.key_size, values = shape_.value_size, padded = use.padded(keys);
+  const int keys = shape_.key_size, values = shape_.value_size;
   const int in_group = shape_.value_heads / shape_.key_heads, key_dim = shape_.key_heads * keys;
-  float* q = scratch(size(2 * kChunk + kStateRows, padded) + size(2 * kChunk, values) + 2 * kChunk);
-  float *k = q + size(kChunk, padded), *spare = k + size(kChunk, padded), *v = spare + size(kStateRows, padded);
-  float *out = v + size(kChunk, values), *decay = out + size(kChunk, values), *beta = decay + kChunk;
-  std::fill(q, spare, 0.0f);
+  Chunk chunk(shape_, use.padded(keys));
   if (fresh)
     std::fill(state + size(task.first * values, keys), state + size((task.first + task.count) * values, keys), 0.0f);
   for (int done = 0; done < piece.count; done += kChunk) {
-    const int count = std::min(kChunk, piece.count - done), begin = piece.first + done;
-    auto convolve = [&](int from, int channel, int channels, float* to, int stride) {
-      use.convolve({in.qkv + begin * in.qkv_width + from, in.qkv_width, done, fresh ? nullptr : tail + channel,
+    const int count = chunk.count = std::min(kChunk, piece.count - done), begin = piece.first + done;
+    auto convolve = [&](const TokenRows& rows, int from, int channel, int channels, float* to, int stride) {
+      use.convolve({rows.at(begin, from), rows.width, done, fresh ? nullptr : tail + channel,
                     static_cast<size_t>(taps_.channels()), count, channels},
                    taps_.filter(channel, true), to, stride);
     };
-    convolve(column(columns_.q, task.key_head, 1), task.key_head * keys, keys, q, padded);
-    convolve(column(columns_.k, task.key_head, 1), key_dim + task.key_head * keys, keys, k, padded);
+    convolve(in.q, column(columns_.q, task.key_head, 1), task.key_head * keys, keys, chunk.q, chunk.padded);
+    convolve(in.k, column(columns_.k, task.key_head, 1), key_dim + task.key_head * keys, keys, chunk.k, chunk.padded);
     for (int t = 0; t < count; t++) {
-      use.normalise(q + size(t, padded), keys, kUnitEps, 1.0f / std::sqrt(static_cast<float>(keys)));
-      use.normalise(k + size(t, padded), keys, kUnitEps, 1.0f);
+      use.normalise(chunk.q + size(t, chunk.padded), keys, kUnitEps, 1.0f / std::sqrt(static_cast<float>(keys)));
+      use.normalise(chunk.k + size(t, chunk.padded), keys, kUnitEps, 1.0f);
     }
     for (int head = task.first; head < task.first + task.count; head++) {
-      convolve(column(columns_.v, head, in_group), 2 * key_dim + head * values, values, v, values);
-      const float rate = -std::exp(a_log_.data()[head]), bias = dt_bias_.data()[head];
-      for (int t = 0; t < count; t++) {
-        const float a = in.a[(begin + t) * in.a_width + column(columns_.a, head, in_group)];
-        decay[t] = std::exp(rate * softplus(a + bias));
-        beta[t] = sigmoid(in.b[(begin + t) * in.b_width + column(columns_.b, head, in_group)]);
-      }
-      use.delta({state + size(head * values, keys), values, keys, q, k, v, decay, beta, count, out, spare});
-      for (int t = 0; t < count; t++) {
-        float *row = out + size(t, values), *to = y + size(begin + t, width()) + size(head, values);
-        floats().rms_norm(row, norm_.data(), shape_.eps, values, row);
-        const float* gate = in.z + (begin + t) * in.z_width + column(columns_.z, head, in_group);
-        std::memcpy(to, gate, sizeof(float) * values);
-        floats().swiglu(to, row, values);
-      }
+      convolve(in.v, column(columns_.v, head, in_group), 2 * key_dim + head * values, values, chunk.v, values);
+      factors(in, begin, head, chunk);
+      use.delta({state + size(head * values, keys), values, keys, chunk.q, chunk.k, chunk.v, chunk.decay, chunk.beta,
+                 chunk.decayed_k, count, chunk.out, chunk.spare});
+      give(in, begin, head, chunk, y);
     }
+  }
+}
+
+// Decays and strengths of a head.
+void GatedDelta::factors(const DeltaInputs& in, int begin, int head, Chunk& chunk) const {
+  const Recurrence& use = recurrence();
+  const int in_group = shape_.value_heads / shape_.key_heads;
+  const float rate = std::exp(a_log_.data()[head]), *bias = dt_bias_.data() + size(head, decays());
+  const DecayRule rule{shape_.bound ? rate : -rate, shape_.bound.has_value(), shape_.bound.value_or(0.0f)};
+  for (int t = 0; t < chunk.count; t++) {
+    const float* a = in.a.at(begin + t, column(columns_.a, head, in_group));
+    const float strength = sigmoid(*in.b.at(begin + t, column(columns_.b, head, in_group)));
+    chunk.beta[t] = shape_.most_strength * strength;
+    if (chunk.decayed_k == nullptr) {
+      const float x = *a + *bias;
+      chunk.decay[t] = std::exp(rule.bounded ? rule.bound * sigmoid(rule.rate * x) : rule.rate * softplus(x));
+      continue;
+    }
+    const size_t at = size(t, chunk.padded);
+    use.decays(rule, a, bias, shape_.key_size, chunk.decay + at);
+    for (int i = 0; i < shape_.key_size; i++) chunk.decayed_k[at + i] = chunk.decay[at + i] * chunk.k[at + i];
+  }
+}
+
+// What a head read, normed and gated.
+void GatedDelta::give(const DeltaInputs& in, int begin, int head, const Chunk& chunk, float* y) const {
+  const int values = shape_.value_size, in_group = shape_.value_heads / shape_.key_heads;
+  for (int t = 0; t < chunk.count; t++) {
+    float *row = chunk.out + size(t, values), *to = y + size(begin + t, width()) + size(head, values);
+    floats().rms_norm(row, norm_.data(), shape_.eps, values, row);
+    const float* gate = in.z.at(begin + t, column(columns_.z, head, in_group));
+    floats().gate(shape_.gate, gate, row, values, to);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "floats.h"
 #include "mlx/mlx.h"
 #include "recurrence.h"
 #include "spans.h"
@@ -62,21 +63,31 @@ struct Columns {
 
 struct DeltaShape {
   int key_heads, value_heads, key_size, value_size;
-  float eps;  // of the norm of what comes out
+  float eps;                     // of the norm of what comes out
+  bool decays_by_key;            // each number of a key has a decay of its own, not each head one
+  std::optional<float> bound;    // of the decays' logarithms, as DecayRule has it
+  float most_strength;           // beta at most
+  Gate gate;
 };
 
 struct DeltaColumns {
   Columns q, k, v, z, b, a;
 };
 
-// What one gated delta layer is given: rows of tokens, each so many floats wide.
-struct DeltaInputs {
-  const float *qkv, *z, *b, *a;
-  size_t qkv_width, z_width, b_width, a_width;
+// Rows of tokens, so many floats wide.
+struct TokenRows {
+  const float* x;
+  size_t width;
+  const float* at(int token, int column) const { return x + token * width + column; }
 };
 
-// The gated delta layers of Qwen 3 Next and 3.5: convolved, normed queries and keys; decay from `a`, beta from `b`; the
-// output is normed and gated by `z`.
+// What one gated delta layer is given; some of it may be the same rows.
+struct DeltaInputs {
+  TokenRows q, k, v, z, b, a;
+};
+
+// Gated delta layers, as those of Qwen 3 Next and of Kimi Linear: convolved queries, keys and values, the first two of length
+// one; decays from `a`, beta from `b`; the output is normed and gated by `z`.
 class GatedDelta {
  public:
   GatedDelta(DeltaShape shape, DeltaColumns columns, const mlx::core::array& filter, const mlx::core::array& a_log,
@@ -90,7 +101,12 @@ class GatedDelta {
 
  private:
   struct Task;
+  struct Chunk;
   void run(const DeltaInputs& inputs, const Task& task, const float* tail, float* state, float* y) const;
+  void factors(const DeltaInputs& inputs, int begin, int head, Chunk& chunk) const;
+  void give(const DeltaInputs& inputs, int begin, int head, const Chunk& chunk, float* y) const;
+
+  int decays() const { return shape_.decays_by_key ? shape_.key_size : 1; }  // of a value head
 
   DeltaShape shape_;
   DeltaColumns columns_;
@@ -131,9 +147,10 @@ class Scan {
   std::optional<Vector> norm_;
 };
 
-// A layer's projections: what makes each of its inputs (one matrix may make several), and what takes its output.
+// A layer's projections: what makes each of its inputs, one matrix (which may make several) or some behind one another,
+// and what takes its output.
 struct Projections {
-  std::vector<std::shared_ptr<const Weights>> in;
+  std::vector<std::vector<std::shared_ptr<const Weights>>> in;
   std::shared_ptr<const Weights> out;
 };
 
@@ -153,7 +170,7 @@ struct Wanted {
 // in front of the last projection. Raise std::invalid_argument for shapes that do not fit.
 std::vector<mlx::core::array> convolve(std::shared_ptr<const Convolution> layer, const std::vector<mlx::core::array>& given,
                                        const mlx::core::array& tails, Wanted wanted, mlx::core::StreamOrDevice stream = {});
-// Given qkv, z, b and a.
+// Given q, k, v, z, b and a.
 std::vector<mlx::core::array> gated_delta(std::shared_ptr<const GatedDelta> layer,
                                           const std::vector<mlx::core::array>& given, const mlx::core::array& tails,
                                           const mlx::core::array& states, Wanted wanted,

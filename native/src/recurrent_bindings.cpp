@@ -29,12 +29,16 @@ std::vector<Piece> taken(const Pieces& pieces) {
 }
 
 using Held = std::shared_ptr<Weights>;
+using Chains = std::vector<std::vector<Held>>;
 
 Wanted wanted(const Pieces& pieces, int earlier) { return {taken(pieces), earlier, std::nullopt}; }
 
-Wanted wanted(const Pieces& pieces, int earlier, const std::vector<Held>& inputs, Held output) {
+Wanted wanted(const Pieces& pieces, int earlier, const Chains& inputs, Held output) {
   Projections projections{{}, lent(std::move(output))};
-  for (const Held& input : inputs) projections.in.push_back(lent(input));
+  for (const std::vector<Held>& chain : inputs) {
+    projections.in.emplace_back();
+    for (const Held& weights : chain) projections.in.back().push_back(lent(weights));
+  }
   return {taken(pieces), earlier, std::move(projections)};
 }
 
@@ -52,7 +56,7 @@ void bind_convolution(nb::module_& module) {
           "x"_a, "tails"_a, "pieces"_a, "earlier"_a = 0)
       .def(
           "through",
-          [](std::shared_ptr<Convolution> layer, const Array& x, const std::vector<Held>& inputs, Held output,
+          [](std::shared_ptr<Convolution> layer, const Array& x, const Chains& inputs, Held output,
              const Array& tails, const Pieces& pieces, int earlier) {
             return convolve(lent(std::move(layer)), {x}, tails, wanted(pieces, earlier, inputs, std::move(output)));
           },
@@ -65,23 +69,26 @@ void bind_delta(nb::module_& module) {
           "__init__",
           [](GatedDelta* made, int key_heads, int value_heads, int key_size, int value_size, float eps, const Place& q,
              const Place& k, const Place& v, const Place& z, const Place& b, const Place& a, const Array& filter,
-             const Array& a_log, const Array& dt_bias, const Array& norm) {
-            new (made) GatedDelta({key_heads, value_heads, key_size, value_size, eps},
+             const Array& a_log, const Array& dt_bias, const Array& norm, bool decays_by_key, std::optional<float> bound,
+             float most_strength, bool sigmoid_gate) {
+            const Gate gate = sigmoid_gate ? Gate::sigmoid : Gate::silu;
+            new (made) GatedDelta({key_heads, value_heads, key_size, value_size, eps, decays_by_key, bound, most_strength, gate},
                                   {columns(q), columns(k), columns(v), columns(z), columns(b), columns(a)}, filter, a_log,
                                   dt_bias, norm);
           },
           nb::kw_only(), "key_heads"_a, "value_heads"_a, "key_size"_a, "value_size"_a, "eps"_a, "q"_a, "k"_a, "v"_a, "z"_a,
-          "b"_a, "a"_a, "filter"_a, "a_log"_a, "dt_bias"_a, "norm"_a)
+          "b"_a, "a"_a, "filter"_a, "a_log"_a, "dt_bias"_a, "norm"_a, "decays_by_key"_a = false, "bound"_a.none() = nb::none(),
+          "most_strength"_a = 1.0f, "sigmoid_gate"_a = false)
       .def(
           "__call__",
-          [](std::shared_ptr<GatedDelta> layer, const Array& qkv, const Array& z, const Array& b, const Array& a,
-             const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
-            return gated_delta(lent(std::move(layer)), {qkv, z, b, a}, tails, states, wanted(pieces, earlier));
+          [](std::shared_ptr<GatedDelta> layer, const Array& q, const Array& k, const Array& v, const Array& z, const Array& b,
+             const Array& a, const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
+            return gated_delta(lent(std::move(layer)), {q, k, v, z, b, a}, tails, states, wanted(pieces, earlier));
           },
-          "qkv"_a, "z"_a, "b"_a, "a"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
+          "q"_a, "k"_a, "v"_a, "z"_a, "b"_a, "a"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
       .def(
           "through",
-          [](std::shared_ptr<GatedDelta> layer, const Array& x, const std::vector<Held>& inputs, Held output,
+          [](std::shared_ptr<GatedDelta> layer, const Array& x, const Chains& inputs, Held output,
              const Array& tails, const Array& states, const Pieces& pieces, int earlier) {
             return gated_delta(lent(std::move(layer)), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
           },
@@ -109,7 +116,7 @@ void bind_scan(nb::module_& module) {
           "x"_a, "tails"_a, "states"_a, "pieces"_a, "earlier"_a = 0)
       .def(
           "through",
-          [](std::shared_ptr<Scan> layer, const Array& x, const std::vector<Held>& inputs, Held output, const Array& tails,
+          [](std::shared_ptr<Scan> layer, const Array& x, const Chains& inputs, Held output, const Array& tails,
              const Array& states, const Pieces& pieces, int earlier) {
             return scan(lent(std::move(layer)), {x}, tails, states, wanted(pieces, earlier, inputs, std::move(output)));
           },

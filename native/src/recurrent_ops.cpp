@@ -41,18 +41,26 @@ class Projected {
   Projected(const Projections& through, const float* x, int tokens, int width)
       : out_(*through.out), inner_(memory(tokens, width)) {
     std::vector<Product> products;
+    auto product = [&](const Weights& weights) {
+      held_.push_back(memory(tokens, weights.matrix().rows));
+      return Product{&weights.matrix(), held_.back().get()};
+    };
     for (size_t i = 0; i < through.in.size(); i++) {
       const auto same = std::find(through.in.begin(), through.in.begin() + i, through.in[i]);
       if (const size_t first = same - through.in.begin(); first < i) {
         given_.push_back(given_[first]);
         continue;
       }
-      const Matrix& w = through.in[i]->matrix();
-      held_.push_back(memory(tokens, w.rows));
-      given_.push_back(held_.back().get());
-      products.push_back({&w, held_.back().get()});
+      products.push_back(product(*through.in[i].front()));
+      given_.push_back(products.back().y);
     }
     multiply(products, x, tokens);
+    for (size_t i = 0; i < through.in.size(); i++)
+      for (size_t next = 1; next < through.in[i].size(); next++) {
+        const Product behind = product(*through.in[i][next]);
+        multiply({behind}, given_[i], tokens);
+        given_[i] = behind.y;
+      }
   }
 
   const Reads& given() const { return given_; }
@@ -207,7 +215,7 @@ struct State {
 
 int width_of(const std::vector<mx::array>& given, const Wanted& wanted, size_t index) {
   if (!wanted.through) return given.at(index).shape(-1);
-  return wanted.through->in.at(index)->matrix().rows;
+  return wanted.through->in.at(index).back()->matrix().rows;
 }
 
 // That there are so many inputs, of the same tokens, or projections that make them; and that these fit.
@@ -217,8 +225,14 @@ void check_given(const std::vector<mx::array>& given, const Wanted& wanted, size
     require(input.ndim() >= 1 && tokens_of(input) == tokens_of(given[0]), "the inputs disagree about the tokens");
   if (!wanted.through) return;
   require(wanted.through->in.size() == count, "there are too many projections, or too few");
-  for (const auto& weights : wanted.through->in)
-    require(weights->matrix().columns == given[0].shape(-1), "x and the projections disagree about the width");
+  for (const auto& chain : wanted.through->in) {
+    int columns = given[0].shape(-1);
+    for (const auto& weights : chain) {
+      require(weights->matrix().columns == columns, "x and the projections disagree about the width");
+      columns = weights->matrix().rows;
+    }
+    require(!chain.empty(), "an input has no projection");
+  }
   require(wanted.through->out->matrix().columns == width, "the last projection does not fit the heads");
 }
 
@@ -270,14 +284,16 @@ std::vector<mx::array> convolve(std::shared_ptr<const Convolution> layer, const 
 std::vector<mx::array> gated_delta(std::shared_ptr<const GatedDelta> layer, const std::vector<mx::array>& given,
                                    const mx::array& tails, const mx::array& states, Wanted wanted, mx::StreamOrDevice s) {
   const DeltaShape& shape = layer->shape();
-  check_given(given, wanted, 4, layer->width());
-  auto width = [&](size_t index) { return static_cast<size_t>(width_of(given, wanted, index)); };
-  const DeltaInputs widths{nullptr, nullptr, nullptr, nullptr, width(0), width(1), width(2), width(3)};
-  require(layer->fits(widths), "the inputs are too narrow for the heads");
-  auto run = [layer, widths](const Reads& own, const std::vector<Piece>& pieces, float* y, const Writes& states) {
-    DeltaInputs in = widths;
-    in.qkv = own[0], in.z = own[1], in.b = own[2], in.a = own[3];
-    layer->run(in, pieces, states[0], states[1], y);
+  check_given(given, wanted, 6, layer->width());
+  std::vector<size_t> widths;
+  for (size_t i = 0; i < 6; i++) widths.push_back(width_of(given, wanted, i));
+  auto inputs = [widths](const Reads& own) {
+    auto rows = [&](size_t i) { return TokenRows{own[i], widths[i]}; };
+    return DeltaInputs{rows(0), rows(1), rows(2), rows(3), rows(4), rows(5)};
+  };
+  require(layer->fits(inputs(Reads(6))), "the inputs are too narrow for the heads");
+  auto run = [layer, inputs](const Reads& own, const std::vector<Piece>& pieces, float* y, const Writes& states) {
+    layer->run(inputs(own), pieces, states[0], states[1], y);
   };
   return over_states("IngotGatedDelta", given,
                      {{tails, tail(layer->taps())}, {states, {shape.value_heads, shape.value_size, shape.key_size}}},

@@ -18,9 +18,9 @@ KERNELS = (
     "moe",
     "mixed",
 )
-RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed")
+RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed", "kernel-kda-packed")
 KINDS = {
-    "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed"),
+    "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed", "indexed"),
     "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *RECURRENT, *KERNELS),
     "metal": (*RECURRENT, *KERNELS),
 }

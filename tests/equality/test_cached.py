@@ -12,7 +12,7 @@ from ingot.engine.engine import Engine
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from tests import engines, tiny
 
-KINDS = ["llama", "window", "hybrid", "moe", "mixed"]
+KINDS = ["llama", "window", "hybrid", "moe", "mixed", "indexed"]
 EOS = tiny.VOCAB - 1
 
 

@@ -157,9 +157,17 @@ def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it
 
 @pytest.mark.cpus
 @natively
-@pytest.mark.parametrize(("kind", "ours"), [("llama", FusedLayers), ("hybrid", NativeRecurrence)])
+@pytest.mark.parametrize(
+    ("kind", "ours", "kept", "said"),
+    [
+        ("llama", FusedLayers, MixedAttention, "layers run one after another"),
+        ("hybrid", NativeRecurrence, MixedAttention, "recurrent layers run by mlx-lm's own modules"),
+        ("hybrid", MixedAttention, NativeRecurrence, "attention run by mlx-lm's own modules"),
+    ],
+    ids=["layers", "recurrent", "attention"],
+)
 def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_used(
-    kind: str, ours: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    kind: str, ours: type[nn.Module], kept: type[nn.Module], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own: Any = ours.__call__
 
@@ -170,8 +178,9 @@ def test_modules_of_ours_that_compute_something_else_are_found_named_and_not_use
     monkeypatch.setattr(ours, "__call__", wrong)
     made = adapt_model(tiny.build(kind), tiny.CONFIGS[kind], current_device())
     assert not any(isinstance(module, ours) for module in made.model.modules())
-    [note] = [note for note in made.notes if "layers run by mlx-lm's own modules, slower" in note]
-    assert "answers differ from mlx-lm's own by" in note
+    assert any(isinstance(module, kept) for module in made.model.modules()), "other parts stay as they are"
+    [note] = [note for note in made.notes if "answers differ from mlx-lm's own by" in note]
+    assert note.startswith(f"{said}, slower: otherwise")
     assert logits_gap(prompt_logits(made, PROMPT), tiny.build(kind)(mx.array([PROMPT]))[0]) < 1e-3
 
 

@@ -91,7 +91,9 @@ def test_windows_grow_no_further_than_they_see(tmp_path: Path) -> None:
     assert found.per_token * CONTEXT < found.at_full_context < 2 * found.per_token * CONTEXT
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "gemma3n", "gemma4", "longcat_flash", "mimo_v2_flash", "youtu_llm"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", "deepseek_v32", "gemma3n", "gemma4", "longcat_flash", "mimo_v2_flash", "youtu_llm"]
+)
 def test_it_is_true_of_keys_and_values_that_are_stored_otherwise_than_a_model_writes_them(
     family: str, tmp_path: Path
 ) -> None:

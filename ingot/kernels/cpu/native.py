@@ -355,8 +355,8 @@ def short_convolution(weight: mx.array, bias: mx.array | None, *, silu: bool = F
     With `earlier=n` it also returns copies [n, pieces, ...] of each state, as it was without the last token of a piece,
     without the last two, and so on; zeros where a piece is shorter. Rejected draft tokens are rewound with these.
 
-    `through(x, inputs, output, ...)` includes the layer's projections: `inputs` are the weights of its inputs, `output`
-    those of its output.
+    `through(x, inputs, output, ...)` includes the layer's projections: `inputs` are the weights that make each of its
+    inputs, a list of those behind one another, `output` those of its output.
     """
     return native_extension().Convolution(weight, bias, silu=silu, gated=gated)
 
@@ -364,11 +364,13 @@ def short_convolution(weight: mx.array, bias: mx.array | None, *, silu: bool = F
 def gated_delta_layer(*, columns: Mapping[str, tuple[int, int, int]], **parameters: Any) -> Any:
     """A gated delta layer between its projections.
 
-    Called with qkv, z, b and a [..., width], tails, states [slots, value_heads, value_size, key_size] and pieces, it
-    returns y [..., value_heads * value_size], tails and states, and earlier ones on request. `columns` say where "q",
-    "k", "v", "z", "b" and "a" are in their rows: the first head's column, the stride to the next head with the same
-    key, and to the next such group. `parameters` are key_heads, value_heads, key_size, value_size and eps, and the
-    arrays filter, a_log, dt_bias and norm.
+    Called with q, k, v, z, b and a [..., width], some of which may be the same, tails, states [slots, value_heads,
+    value_size, key_size] and pieces, it returns y [..., value_heads * value_size], tails and states, and earlier ones
+    on request. `columns` say where "q", "k", "v", "z", "b" and "a" are in their rows: the first head's column, the
+    stride to the next head with the same key, and to the next such group. `parameters` are key_heads, value_heads,
+    key_size, value_size and eps, and the arrays filter, a_log, dt_bias and norm; where not the default,
+    decays_by_key (each number of a key has a decay of its own, and a bias), bound (decays are exp(bound * sigmoid(
+    exp(a_log) * (a + dt_bias)))), most_strength and sigmoid_gate.
     """
     return native_extension().GatedDelta(**columns, **parameters)
 

@@ -20,8 +20,10 @@ _ARRAYS = {
     "gate": (("both",), ("gated",)),
     "gate_heads": (("attended", "projected"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
+    "take_heads": (("projected",), ("picked",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
     "shift": (("product", "bias"), ("shifted",)),
+    "scale": (("states", "factors"), ("scaled",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
 }
@@ -136,6 +138,20 @@ def gate_input(run: Launcher, gate: mx.array, inputs: mx.array, begin: int) -> m
     return run(decode_kernel("gate_input"), [gate, inputs], work)[0]
 
 
+def take_heads(run: Launcher, projected: mx.array, heads: int, step: int, size: int) -> mx.array:
+    """The first numbers of each head [heads, tokens, size], of projections [tokens, ...] in which heads begin every
+    `step` numbers."""
+    tokens, row = projected.shape
+    template = (*(("T", projected.dtype), ("HEADS", heads), ("SIZE", size), ("STEP", step)), ("ROW", row))
+    work = LaunchConfig(
+        (*template, ("THREADS", _THREADS)),
+        (-(-heads * size // _THREADS), tokens, 1),
+        _THREADS,
+        (OutputSpec((heads, tokens, size), projected.dtype),),
+    )
+    return run(decode_kernel("take_heads"), [projected], work)[0]
+
+
 class JointNorm:
     """Norms of all queries of a token, and of all its keys, in a joint projection."""
 
@@ -165,6 +181,15 @@ def add_bias(run: Launcher, product: mx.array, bias: mx.array) -> mx.array:
         template, (-(-size // _THREADS), tokens, 1), _THREADS, (OutputSpec((tokens, size), product.dtype),)
     )
     return run(decode_kernel("shift"), [product, bias], work)[0]
+
+
+def scale_tokens(run: Launcher, states: mx.array, factors: mx.array) -> mx.array:
+    """States [tokens, ...], each token's times its own of float32 factors [tokens]."""
+    tokens, size = states.shape[0], states.size // states.shape[0]
+    template = (("T", states.dtype), ("SIZE", size), ("THREADS", _THREADS))
+    output = OutputSpec(states.shape, states.dtype)
+    work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (output,))
+    return run(decode_kernel("scale"), [states, factors], work)[0]
 
 
 # Inputs and results of graphs

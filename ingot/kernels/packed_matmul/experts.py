@@ -18,12 +18,11 @@ import mlx.core as mx
 
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher
-from ingot.kernels.packed_matmul.kernels import BITS, GROUPS, SOURCE, PackedFormat
+from ingot.kernels.packed_matmul.kernels import SOURCE, PackedFormat, format_template
 
 STEP = 64
 """Columns that are multiplied at a time: all sizes are multiples of it."""
 DTYPES = (mx.float16, mx.bfloat16)
-MXFP4 = PackedFormat(4, 32, "mxfp4")
 Curve = Literal["silu", "gelu_tanh", "swiglu_oai"]
 Activation = Callable[[mx.array, mx.array], mx.array]
 """Of a gate and what it is multiplied by."""
@@ -56,7 +55,7 @@ GROUPED_TUNING = GroupedTuning()
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertWeights:
     """One projection's: words [experts, outputs, ...], scales and biases [experts, outputs, columns / group]; `bias`
-    [experts, outputs] is added to products. Of MXFP4 scales are bytes, and there are no biases."""
+    [experts, outputs] is added to products. Of floats scales are bytes, and there are no biases."""
 
     packing: PackedFormat
     weight: mx.array
@@ -94,10 +93,8 @@ class ExpertWeights:
 
     def unsupported(self, dtype: mx.Dtype) -> str | None:
         """Why there is no kernel for it; None where there is one."""
-        packing = self.packing
-        affine = packing.mode == "affine" and packing.bits in BITS and packing.group in GROUPS
-        if not affine and packing != MXFP4:
-            return f"experts of {packing.bits} bits in groups of {packing.group}, {packing.mode}: there are no kernels"
+        if self.packing.unsupported() is not None:
+            return f"experts of {self.packing}: there are no kernels"
         if dtype not in DTYPES or any(each.dtype != dtype for each in self._numbers):
             return f"experts for activations in {dtype}: there are kernels for 16 bits, with scales in the same format"
         if self.columns % STEP or self.outputs % STEP:
@@ -245,17 +242,17 @@ class GroupedExperts(Launched):
         return y
 
     def _template(self, weights: ExpertWeights, rows: int) -> KernelTemplate:
-        packing, curve = weights.packing, self._activation if isinstance(self._activation, str) else "silu"
+        curve = self._activation if isinstance(self._activation, str) else "silu"
         return (
-            *(("T", self.dtype), ("Scale", weights.scales.dtype), ("BITS", packing.bits), ("GROUP", packing.group)),
-            *(("FLOATS", packing.mode != "affine"), ("ROWS", rows), ("STAGES", self._tuning.stages)),
+            *format_template(weights.packing, self.dtype),
+            *(("ROWS", rows), ("STAGES", self._tuning.stages)),
             *(("FOURS", self._tuning.fours), ("CURVE", _CURVES.index(curve))),
         )
 
     def _lent(self, packing: PackedFormat, rows: int) -> int:
         """Bytes of shared memory."""
         lines = self._tuning.fours * _TILE
-        line = 8 * packing.bits + 4 * (2 if packing.group == 32 else 1)
+        line = 8 * packing.bits + 4 * max(1, STEP // packing.group)
         stages = self._tuning.stages * (rows * 2 * STEP + lines * line)
         return max(stages, rows * (lines + 8) * 2) + _ALIGNED
 

@@ -1,4 +1,4 @@
-"""Products with weights in MLX's affine quantisation, for NVIDIA GPUs.
+"""Products with weights in MLX's quantisations, for NVIDIA GPUs: affine, mxfp4, nvfp4 and mxfp8.
 
 Few rows are multiplied at memory bandwidth. Tuning affects speed, never results: the number of warps and the columns
 that are fetched at once determine the order in which a product is summed, so they depend only on the weights; the
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Literal
 
@@ -54,11 +55,11 @@ class PackedCut:
         smaller = replace(self, tiles=self.tiles // 2) if self.tiles > 1 else replace(self, fetch=self.fetch // 2)
         return smaller.fitting(bits, group)
 
-    def copies_factors(self, bits: int, group: int, size: int) -> bool:
-        """Whether scales and biases, of so many bytes, are copied with the weights: where copies can be so small, and
-        fit into shared memory."""
+    def copies_factors(self, bits: int, group: int, size: int, count: int) -> bool:
+        """Whether scales and biases, `count` of a group and of so many bytes each, are copied with the weights: where
+        copies can be so small, and fit into shared memory."""
         depth = self.depth_of(bits, group)
-        fits = self.stages * self._stage(bits * group // 8 + 2 * size, depth) <= _SHARED
+        fits = self.stages * self._stage(bits * group // 8 + count * size, depth) <= _SHARED
         return fits and depth * size in _COPIED
 
     def _stage(self, least: int, depth: int) -> int:
@@ -138,19 +139,41 @@ def packed_kernel(name: str) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """How weights are quantised. Scales and biases have the activations' dtype."""
+    """How weights are quantised. Affine ones have scales and biases in the activations' dtype; those of other modes are
+    floats of a few bits, with scales of a byte."""
 
     bits: int
     group: int
     mode: str = "affine"
 
+    @property
+    def affine(self) -> bool:
+        return self.mode == "affine"
+
+    @property
+    def held(self) -> int:
+        """Columns that a kernel holds at once: a group's, or those of two small ones."""
+        return max(self.group, GROUPS[0])
+
+    def scale_dtype(self, dtype: mx.Dtype) -> mx.Dtype:
+        """For activations in `dtype`."""
+        return dtype if self.affine else mx.uint8
+
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
-        if self.mode != "affine":
-            return f"weights packed as {self.mode}: there are kernels for affine ones"
-        if self.bits not in BITS or self.group not in GROUPS:
+        if not self.affine and self not in FLOAT_FORMATS:
+            return f"weights packed as {self.mode}: there are kernels for affine ones and {', '.join(_FLOAT_MODES)}"
+        if self.affine and (self.bits not in BITS or self.group not in GROUPS):
             return f"weights of {self.bits} bits in groups of {self.group}: there are kernels for 2 to 8 in 32 to 128"
         return None
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits in groups of {self.group}" + ("" if self.affine else f", {self.mode}")
+
+
+MXFP4, NVFP4, MXFP8 = (PackedFormat(*each) for each in ((4, 32, "mxfp4"), (4, 16, "nvfp4"), (8, 32, "mxfp8")))
+FLOAT_FORMATS = (MXFP4, NVFP4, MXFP8)
+_FLOAT_MODES = [each.mode for each in FLOAT_FORMATS]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,14 +182,26 @@ class PackedWeights:
     one axis more, before these."""
 
     packing: PackedFormat
+    dtype: mx.Dtype  # the activations'
     weight: mx.array  # int32, which is how a kernel is given words
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None  # of affine ones
 
     @classmethod
-    def of(cls, packing: PackedFormat, weight: mx.array, scales: mx.array, biases: mx.array) -> PackedWeights:
-        """`weight` may be words of any kind: they are not copied."""
-        return cls(packing, weight.view(mx.int32), scales, biases)
+    def of(
+        cls,
+        packing: PackedFormat,
+        weight: mx.array,
+        scales: mx.array,
+        biases: mx.array | None = None,
+        *,
+        dtype: mx.Dtype | None = None,
+    ) -> PackedWeights:
+        """`weight` may be words of any kind: they are not copied. `dtype` is the activations', where scales do not say
+        it."""
+        return cls(
+            packing, scales.dtype if packing.affine or dtype is None else dtype, weight.view(mx.int32), scales, biases
+        )
 
     @property
     def outputs(self) -> int:
@@ -189,25 +224,34 @@ class PackedWeights:
     @property
     def inputs(self) -> tuple[mx.array, mx.array, mx.array]:
         """As a kernel takes them."""
-        return self.weight, self.scales, self.biases
+        return self.weight, self.scales, self.scales if self.biases is None else self.biases
 
     def by_mlx(self, x: mx.array) -> mx.array:
         """x [rows, columns], multiplied by MLX's own kernels."""
-        given = (self.weight.view(mx.uint32), self.scales, self.biases)
-        return mx.quantized_matmul(x, *given, group_size=self.packing.group, bits=self.packing.bits)
+        given, packing = (self.weight.view(mx.uint32), self.scales, self.biases), self.packing
+        return mx.quantized_matmul(x, *given, group_size=packing.group, bits=packing.bits, mode=packing.mode)
 
     def part(self, which: slice | int) -> PackedWeights:
         """Some outputs' weights, or one expert's."""
-        return replace(self, weight=self.weight[which], scales=self.scales[which], biases=self.biases[which])
+        biases = None if self.biases is None else self.biases[which]
+        return replace(self, weight=self.weight[which], scales=self.scales[which], biases=biases)
 
     def unpacked(self, dtype: mx.Dtype) -> mx.array:
         """[outputs, columns], as numbers of this format."""
-        scales, biases = self.scales.astype(dtype), self.biases.astype(dtype)
-        given = (self.weight.view(mx.uint32), scales, biases)
-        return mx.dequantize(*given, group_size=self.packing.group, bits=self.packing.bits)
+        packing, scales = self.packing, self.scales.astype(self.packing.scale_dtype(dtype))
+        biases = None if self.biases is None else self.biases.astype(dtype)
+        given = (self.weight.view(mx.uint32), scales, biases, packing.group, packing.bits, packing.mode)
+        return mx.dequantize(*given, dtype=dtype)
+
+    def unsupported(self) -> str | None:
+        """Why there is no kernel for them; None where there is one."""
+        reason, held = self.packing.unsupported(), self.packing.held
+        if reason is None and self.columns % held:
+            return f"{self.packing.mode} weights of {self.columns} columns: there are kernels for multiples of {held}"
+        return reason
 
     def __str__(self) -> str:
-        size = f"{self.outputs}x{self.columns} of {self.packing.bits} bits in groups of {self.packing.group}"
+        size = f"{self.outputs}x{self.columns} of {self.packing}"
         return size if self.experts is None else f"{self.experts} experts of {size}"
 
 
@@ -281,7 +325,7 @@ class PackedProduct(Launched):
         *_, outputs, groups = inputs[2].shape
         work = self._works.get((name, rows, outputs, groups, template))
         if work is None:  # once a shape: choosing is most of Python's part of a launch
-            work = self._work(name, rows, outputs, groups, parts)
+            work = self._work(name, rows, outputs, groups * self._packing.group // self._packing.held, parts)
             work = work._replace(template=(*work.template, *template))
             self._works[name, rows, outputs, groups, template] = work
         [y] = self._run(packed_kernel(name), inputs, work)
@@ -292,7 +336,7 @@ class PackedProduct(Launched):
         lines = outputs * 2 if {"GATED", "GATHERED"} <= {*defines} else outputs
         eights = 1 if rows <= 8 or "GATHERED" in defines else 2
         lots = rows if "GATHERED" in defines else -(-rows // (eights * 8))
-        cut = self._tuning.cut_of(self._packing.bits, self._packing.group, lines, eights)
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.held, lines, eights)
         return LaunchConfig(
             self._template(groups, eights, cut),
             (lots * -(-lines // (cut.tiles * 16)), 1, 1),
@@ -301,14 +345,22 @@ class PackedProduct(Launched):
         )
 
     def _template(self, groups: int, eights: int, cut: PackedCut) -> KernelTemplate:
-        bits, group = self._packing.bits, self._packing.group
-        depth, aligned = cut.depth_of(bits, group), groups % cut.depth_of(bits, group) == 0
-        copied = aligned and cut.copies_factors(bits, group, self._dtype.size)
+        packing, bits, held = self._packing, self._packing.bits, self._packing.held
+        depth, aligned = cut.depth_of(bits, held), groups % cut.depth_of(bits, held) == 0
+        factors = packing.scale_dtype(self._dtype).size * held // packing.group
+        copied = aligned and cut.copies_factors(bits, held, factors, 2 if packing.affine else 1)
         return (
-            *(("T", self._dtype), ("BITS", bits), ("GROUP", group), ("EIGHTS", eights), ("TILES", cut.tiles)),
-            *(("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages), ("ALIGNED", aligned)),
-            *(("PIECES", copied_in_pieces(bits, group, groups, depth)), ("AHEAD", cut.ahead), ("COPIED", copied)),
+            *format_template(packing, self._dtype),
+            *(("EIGHTS", eights), ("TILES", cut.tiles), ("WARPS", cut.warps), ("DEPTH", depth), ("STAGES", cut.stages)),
+            *(("ALIGNED", aligned), ("PIECES", copied_in_pieces(bits, held, groups, depth)), ("AHEAD", cut.ahead)),
+            *(("COPIED", copied), ("UNIT", min(gcd(groups, depth) * factors, 4))),
         )
+
+
+def format_template(packing: PackedFormat, dtype: mx.Dtype) -> KernelTemplate:
+    """What kernels are told of a format, for activations in `dtype`."""
+    scale, floats = packing.scale_dtype(dtype), not packing.affine
+    return ("T", dtype), ("Scale", scale), ("BITS", packing.bits), ("GROUP", packing.group), ("FLOATS", floats)
 
 
 def packed_product(device: Device, packing: PackedFormat, dtype: mx.Dtype) -> PackedProduct:
@@ -339,7 +391,7 @@ class UnpackScratch(Launched):
         return self._room.nbytes
 
     def covers(self, weights: PackedWeights) -> bool:
-        return weights.scales.dtype == self._room.dtype and weights.size <= self._room.size
+        return weights.dtype == self._room.dtype and weights.size <= self._room.size
 
     def multiply(self, x: mx.array, weights: PackedWeights) -> mx.array:
         """x [rows, columns] times weights that are covered: [rows, outputs]."""
@@ -351,10 +403,8 @@ class UnpackScratch(Launched):
     def unpacked(self, x: mx.array, weights: PackedWeights) -> mx.array:
         """`x`, which is there once the weights are."""
         groups = -(-(weights.size + x.size) // (8 * UNPACK_THREADS))
-        template = (("T", x.dtype), ("BITS", weights.packing.bits), ("GROUP", weights.packing.group))
-        work = LaunchConfig(
-            (*template, ("THREADS", UNPACK_THREADS)), (groups, 1, 1), UNPACK_THREADS, (OutputSpec(x.shape, x.dtype),)
-        )
+        template = (*format_template(weights.packing, x.dtype), ("THREADS", UNPACK_THREADS))
+        work = LaunchConfig(template, (groups, 1, 1), UNPACK_THREADS, (OutputSpec(x.shape, x.dtype),))
         [handed] = self._run(unpacking_kernel(), [*weights.inputs, self._room, mx.contiguous(x), self._after], work)
         return handed
 

@@ -38,7 +38,7 @@ from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases, first_w
 
 MOST_SCRATCH = 1 << 30
 PackedKey = tuple[PackedFormat, mx.Dtype, bool, int, tuple[PackedCut, ...], int]
-"""Layers with the same key share a verdict: the weights' format, the scales' dtype, whether they are experts, the
+"""Layers with the same key share a verdict: the weights' format, the activations' dtype, whether they are experts, the
 columns, how outputs are tiled, and how many the last tile lacks."""
 
 
@@ -51,23 +51,23 @@ class CheckedPacked(Verdicts[PackedKey | GatedKey | PackedFormat, bool]):
 
     scratch: UnpackScratch | None = None
 
-    def supports(self, packing: PackedFormat) -> bool:
-        """Whether there may be a kernel for this format."""
+    def supports(self, packing: PackedFormat | PackedWeights) -> bool:
+        """Whether there may be a kernel for this format, or for these weights."""
         reason = packing.unsupported()
         if reason is not None and self._device.kind != "metal":
-            self.wrong[packing] = reason
+            self.wrong[packing.packing if isinstance(packing, PackedWeights) else packing] = reason
         return reason is None
 
     def of(self, weights: PackedWeights) -> PackedProduct | None:
         """None where there is no right kernel for such weights."""
-        if self._device.kind == "metal" or not self.supports(weights.packing):
+        if self._device.kind == "metal" or not self.supports(weights):
             return None
-        bits = weights.packing.bits
-        if self._slower_parts.leave_out(packed_part(bits) if weights.experts is None else packed_experts_part(bits)):
+        part = packed_part if weights.experts is None else packed_experts_part
+        if self._slower_parts.leave_out(part(weights.packing.bits, weights.packing.mode)):
             return None
         if not self._first_right(_packed_key(weights), [True], lambda _: check_packed_product(self._device, weights)):
             return None
-        return packed_product(self._device, weights.packing, weights.scales.dtype)
+        return packed_product(self._device, weights.packing, weights.dtype)
 
     def gated_experts(self, experts: GatedExpertWeights) -> PackedProduct | None:
         """What multiplies by weights of experts and their gates at once; None where nothing does rightly."""
@@ -81,7 +81,7 @@ class CheckedPacked(Verdicts[PackedKey | GatedKey | PackedFormat, bool]):
         """Memory for unpacking weights for many rows: enough for the largest weights that several layers have, except
         for those over the limit. There is one output head, which rarely has many rows."""
         all_layers = [*layers]
-        counted = Counter((weights.size, weights.scales.dtype) for weights in all_layers)
+        counted = Counter((weights.size, weights.dtype) for weights in all_layers)
         several = [key for key, count in counted.items() if count > 1 and key[0] * key[1].size <= MOST_SCRATCH]
         if self.scratch is None and several:
             size, dtype = max(several, key=lambda key: key[0])
@@ -101,9 +101,9 @@ class CheckedPacked(Verdicts[PackedKey | GatedKey | PackedFormat, bool]):
 
 def _packed_key(weights: PackedWeights) -> PackedKey:
     packing, outputs = weights.packing, weights.outputs
-    cuts = tuple(PACKED_TUNING.cut_of(packing.bits, packing.group, outputs, eights) for eights in (1, 2))
+    cuts = tuple(PACKED_TUNING.cut_of(packing.bits, packing.held, outputs, eights) for eights in (1, 2))
     lacking = -outputs % (16 * max(cut.tiles for cut in cuts))
-    return packing, weights.scales.dtype, weights.experts is not None, weights.columns, cuts, lacking
+    return packing, weights.dtype, weights.experts is not None, weights.columns, cuts, lacking
 
 
 ROWS = (11, 3, 1)
@@ -117,7 +117,7 @@ def check_packed_product(device: Device, weights: PackedWeights) -> str | None:
     return check_cases(
         device,
         ("packed", *_packed_key(weights)),
-        lambda: packed_product(device, weights.packing, weights.scales.dtype),
+        lambda: packed_product(device, weights.packing, weights.dtype),
         lambda product: cases(product, weights),
     )
 
@@ -129,7 +129,7 @@ def check_gated_experts(device: Device, experts: GatedExpertWeights) -> str | No
     return check_cases(
         device,
         ("gated experts", *key),
-        lambda: packed_product(device, weights.packing, weights.scales.dtype),
+        lambda: packed_product(device, weights.packing, weights.dtype),
         lambda product: _gated_experts(product, experts),
     )
 
@@ -143,7 +143,7 @@ def check_scratch(device: Device, scratch: UnpackScratch, weights: PackedWeights
         yield from _ends(f"unpack differs for {weights}", scratch.multiply(x, weights), x, weights, slack=2)
 
     return check_cases(
-        device, ("unpacked", weights.packing, weights.scales.dtype, weights.scales.shape), lambda: scratch, cases
+        device, ("unpacked", weights.packing, weights.dtype, weights.scales.shape), lambda: scratch, cases
     )
 
 
@@ -185,7 +185,7 @@ def _gated_experts(product: PackedProduct, experts: GatedExpertWeights) -> Itera
         f"gates of experts differ for {experts.gate}",
         product.gather_gated(x, experts, chosen),
         expected,
-        4 * BOUNDS[experts.gate.scales.dtype],
+        4 * BOUNDS[experts.gate.dtype],
     )
 
 
@@ -202,11 +202,11 @@ def _curved(experts: GatedExpertWeights, gate: mx.array, up: mx.array) -> mx.arr
 def _ends(message: str, output: mx.array, x: mx.array, weights: PackedWeights, *, slack: int = 1) -> Iterator[Case]:
     for ends in (slice(None, ENDS), slice(-ENDS, None)):
         expected = x.astype(mx.float32) @ weights.part(ends).unpacked(mx.float32).T
-        yield Case(message, output[:, ends], expected, slack * BOUNDS[weights.scales.dtype])
+        yield Case(message, output[:, ends], expected, slack * BOUNDS[weights.dtype])
 
 
 def _random_rows(rows: int, weights: PackedWeights) -> mx.array:
-    return mx.random.normal((rows, weights.columns), key=mx.random.key(7)).astype(weights.scales.dtype)
+    return mx.random.normal((rows, weights.columns), key=mx.random.key(7)).astype(weights.dtype)
 
 
 Projections = tuple[ExpertWeights, ExpertWeights, ExpertWeights]

@@ -27,8 +27,8 @@ PAGE_SIZES = (64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The shape of a layer's attention. Where it is `latent`, pages store latents as keys and what is rotated as values:
-    a key is both, one behind the other, and values are the latents."""
+    """The shape of a layer's attention. Where it is `latent`, pages store latents as keys and what is rotated as
+    values: a key is both, one behind the other, and values are the latents."""
 
     heads: int
     kv_heads: int

@@ -36,6 +36,14 @@ class DeltaShape:
     interleaved: bool = False
     """Queries, keys, values and gates of a key head lie together, and behind all of them strengths and decays of each
     key head; else all queries, keys, values, gates, strengths and decays do."""
+    decays_by_key: bool = False
+    """Each number of a key has a decay of its own, not each value head one."""
+    bounded: bool = False
+    """Decays have a lower bound."""
+    sigmoid_gate: bool = False
+    gates_apart: bool = False
+    """Gates are not in the joint projection: a further one gives them. Decays likewise."""
+    decays_apart: bool = False
 
     @property
     def in_group(self) -> int:
@@ -57,19 +65,29 @@ class DeltaShape:
 
     @property
     def width(self) -> int:
-        return self.factors + 2 * self.value_heads
+        return self.factors + self.value_heads + (0 if self.decays_apart else self.decays)
+
+    @property
+    def decays(self) -> int:
+        """Of all value heads."""
+        return self.value_heads * (self.key_size if self.decays_by_key else 1)
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Columns of gates and of decays that are not in the joint projection."""
+        return (*(self.inner,) * self.gates_apart, *(self.decays,) * self.decays_apart)
 
     @property
     def factors(self) -> int:
         """Where strengths and decays begin in the joint projection, behind the channels and their gates."""
-        return self.convolution.channels + self.inner
+        return self.convolution.channels + (0 if self.gates_apart else self.inner)
 
     @property
     def factor_columns(self) -> tuple[int, int, int]:
-        """Where decays and strengths begin, and columns from one key head's to the next."""
+        """Where decays and strengths begin, and columns of strengths from one key head's to the next."""
         if self.interleaved:
             return self.factors + self.in_group, self.factors, 2 * self.in_group
-        return self.factors + self.value_heads, self.factors, self.in_group
+        return 0 if self.decays_apart else self.factors + self.value_heads, self.factors, self.in_group
 
     @property
     def columns(self) -> mx.array:
@@ -85,7 +103,8 @@ class DeltaShape:
     @property
     def norm(self) -> GatedNorm:
         if not self.interleaved:
-            return GatedNorm(self.value_size, True, GateColumns(self.convolution.channels, self.inner, self.inner))
+            begin = 0 if self.gates_apart else self.convolution.channels
+            return GatedNorm(self.value_size, True, GateColumns(begin, self.inner, self.inner), self.sigmoid_gate)
         span = self.in_group * self.value_size
         return GatedNorm(self.value_size, True, GateColumns(2 * self.key_size + span, span, 2 * (self.key_size + span)))
 
@@ -95,6 +114,8 @@ class DeltaShape:
             return f"keys of {self.key_size}: they may be {', '.join(map(str, SIZES))}"
         if self.value_heads % self.key_heads:
             return f"{self.value_heads} value heads over {self.key_heads} key heads"
+        if self.interleaved and (self.decays_by_key or self.apart):
+            return "heads that lie together with decays or gates that do not"
         return self.convolution.unsupported()
 
 
@@ -107,28 +128,31 @@ class DeltaKernels(RecurrentKernels):
         weights: Mapping[str, mx.array],
         *,
         eps: float = 1e-6,
+        bound: float = 0.0,
+        most_strength: float = 1.0,
         in_place: bool = True,
     ) -> None:
-        """See `RecurrentKernels`; `weights` also has `a_log` and `dt_bias` of each value head, and the weight of the
-        `norm`, to whose squares `eps` is added."""
+        """See `RecurrentKernels`; `weights` also has `a_log` of each value head and `dt_bias` of each decay, and the
+        weight of the `norm`, to whose squares `eps` is added. Decays are exp(-exp(a_log) * softplus(x + dt_bias)), or
+        with a bound exp(bound * sigmoid(exp(a_log) * (x + dt_bias)))."""
         super().__init__(run, shape, dtype, weights, shape.columns, in_place=in_place)
         self.shape = shape
-        decay = -mx.exp(weights["a_log"].astype(mx.float32)) * math.log2(math.e)
-        unit_eps = mx.array([_UNIT_EPS])
-        self._numbers = mx.concatenate([decay, weights["dt_bias"].astype(mx.float32), unit_eps])
+        rates = mx.exp(weights["a_log"].astype(mx.float32)) * (1.0 if shape.bounded else -math.log2(math.e))
+        options = mx.array([_UNIT_EPS, most_strength, bound * math.log2(math.e)])
+        self._numbers = mx.concatenate([rates, weights["dt_bias"].astype(mx.float32), options])
         self._weight, self._eps = weights["norm"].astype(dtype), mx.full(8, eps)
         mx.eval(self._numbers, self._weight, self._eps)
 
     def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array]
+        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
     ) -> tuple[mx.array, list[mx.array]]:
         tails, states_of_heads = parts_of(states)
         convolved, after = self.convolve(joint, spans, tails)
-        read, _, after_states = self.advance(convolved, joint, spans, states_of_heads)
-        return self.gate(read, joint), [*after, *after_states]
+        read, _, after_states = self.advance(convolved, joint, spans, states_of_heads, *apart)
+        return self.gate(read, joint, *apart), [*after, *after_states]
 
     def advance(
-        self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array
+        self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array, *apart: mx.array
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
         """What each token reads, [tokens, value heads * value size], of states that pass over all of its row's tokens
         up to it; the states after each token of the rows that keep them; and the rows' states, as `mix` gives them."""
@@ -136,19 +160,23 @@ class DeltaKernels(RecurrentKernels):
         lanes = 8 if shape.key_size % 32 == 0 else 4
         groups = (-(-shape.value_size // (_ADVANCE // lanes)), shape.value_heads, spans.rows)
         decays, strengths, step = shape.factor_columns
+        slowness = apart[-1] if shape.decays_apart else joint
         template: KernelTemplate = (
             *(("T", self._dtype), ("KEY_SIZE", shape.key_size), ("VALUE_SIZE", shape.value_size)),
             *(("KEY_HEADS", shape.key_heads), ("VALUE_HEADS", shape.value_heads), ("THREADS", _ADVANCE)),
-            *(("ROW", joint.shape[1]), ("DECAY_AT", decays), ("STRENGTH_AT", strengths), ("FACTOR_STEP", step)),
+            *(("ROW", joint.shape[1]), ("STRENGTH_AT", strengths), ("FACTOR_STEP", step)),
+            *(("SLOWNESS_ROW", slowness.shape[1]), ("SLOWNESS_AT", decays)),
+            *(("BY_KEY", shape.decays_by_key), ("BOUNDED", shape.bounded)),
         )
         kept = (spans.kept, *shape.states[1]) if spans.kept else (1,)
         outputs = [OutputSpec((tokens, shape.inner), self._dtype), OutputSpec(kept, mx.float32)]
-        inputs = [convolved, joint, self._numbers, spans.spans]
+        inputs = [convolved, joint, slowness, self._numbers, spans.spans]
         (y, earlier), after = self._over_states("advance", inputs, states, template, groups, _ADVANCE, outputs, spans)
         return y, earlier, after
 
-    def gate(self, read: mx.array, joint: mx.array) -> mx.array:
-        return self._gate(self.shape.norm, read, joint, self._weight, self._eps)
+    def gate(self, read: mx.array, joint: mx.array, *apart: mx.array) -> mx.array:
+        gates = apart[0] if self.shape.gates_apart else joint
+        return self._gate(self.shape.norm, read, gates, self._weight, self._eps)
 
 
 _UNIT_EPS = 1e-6

@@ -38,9 +38,9 @@ _MOST_HELD = 10
 
 INPUTS = {
     "convolve": ("x", "filter", "columns", "spans"),
-    "advance": ("convolved", "joint", "numbers", "spans"),
+    "advance": ("convolved", "joint", "slowness", "numbers", "spans"),
     "scan": ("convolved", "joint", "numbers", "spans"),
-    "gate": ("read", "joint", "weight", "eps"),
+    "gate": ("read", "gates", "weight", "eps"),
 }
 STATES = {"convolve": "tails", "advance": "states", "scan": "states"}
 OUTPUTS = {"convolve": ("convolved",), "advance": ("y", "kept"), "scan": ("y", "kept"), "gate": ("gated",)}
@@ -100,6 +100,10 @@ class RecurrentShape(Protocol):
     def width(self) -> int:
         """Columns of the joint output of its input projections."""
 
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Columns of what further projections give, behind one another."""
+
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
 
@@ -122,7 +126,7 @@ class Convolution(NamedTuple):
 
 
 class GateColumns(NamedTuple):
-    """Which columns of the joint projection gate what is read: `span` of them together, every `step` columns."""
+    """Which columns of a projection gate what is read: `span` of them together, every `step` columns."""
 
     begin: int
     span: int
@@ -135,6 +139,7 @@ class GatedNorm(NamedTuple):
     size: int  # numbers that are normed together; 0: they are not normed
     first: bool  # the norm comes before the gate
     gates: GateColumns
+    sigmoid: bool = False  # not SiLU, gates
 
 
 class RecurrentKernels(Launched):
@@ -165,11 +170,11 @@ class RecurrentKernels(Launched):
         mx.eval(self._filter, self._columns)
 
     def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array]
+        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
     ) -> tuple[mx.array, list[mx.array]]:
-        """What the output projection takes, [tokens, ...], of joint projections [tokens, ...] in contiguous memory; and
-        the rows' states after that, unless these are written in place. `states` are those of all slots, or their
-        addresses alone, as `locate_states` gives them."""
+        """What the output projection takes, [tokens, ...], of joint projections [tokens, ...] and of those that are
+        `apart` from them, in contiguous memory; and the rows' states after that, unless these are written in place.
+        `states` are those of all slots, or their addresses alone, as `locate_states` gives them."""
         raise NotImplementedError
 
     def convolve(self, joint: mx.array, spans: RecurrentSpans, tails: mx.array) -> tuple[mx.array, list[mx.array]]:
@@ -203,7 +208,7 @@ class RecurrentKernels(Launched):
         found = self._run(kernel, [*inputs, states], work)
         return found[: len(outputs)], found[len(outputs) :]
 
-    def _gate(self, norm: GatedNorm, read: mx.array, joint: mx.array, weight: mx.array, eps: mx.array) -> mx.array:
+    def _gate(self, norm: GatedNorm, read: mx.array, gates: mx.array, weight: mx.array, eps: mx.array) -> mx.array:
         """What is read [tokens, size], gated and normed."""
         tokens, size = read.shape
         together = norm.size or 1024
@@ -212,14 +217,14 @@ class RecurrentKernels(Launched):
             warps *= 2
         shared = 1 if together <= 32 * _MOST_HELD else warps
         template: KernelTemplate = (
-            *(("T", read.dtype), ("SIZE", size), ("NORM", together), ("ROW", joint.shape[1])),
+            *(("T", read.dtype), ("SIZE", size), ("NORM", together), ("ROW", gates.shape[1])),
             *(("GATE_AT", norm.gates.begin), ("GATE_SPAN", norm.gates.span), ("GATE_STEP", norm.gates.step)),
-            *(("NORMED", bool(norm.size)), ("NORM_FIRST", norm.first), ("WEIGHTS", weight.size)),
-            *(("WARPS", warps), ("TOGETHER", shared)),
+            *(("NORMED", bool(norm.size)), ("NORM_FIRST", norm.first), ("SIGMOID", norm.sigmoid)),
+            *(("WEIGHTS", weight.size), ("WARPS", warps), ("TOGETHER", shared)),
         )
         groups = (-(-size // (together * (warps // shared))), tokens, 1)
         work = LaunchConfig(template, groups, warps * 32, (OutputSpec(read.shape, read.dtype),))
-        return self._run(recurrent_kernel("gate"), [read, joint, weight, eps], work)[0]
+        return self._run(recurrent_kernel("gate"), [read, gates, weight, eps], work)[0]
 
 
 def parts_of(states: Sequence[mx.array]) -> tuple[mx.array, mx.array]:

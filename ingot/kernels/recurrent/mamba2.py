@@ -58,6 +58,10 @@ class Mamba2Shape:
     def norm(self) -> GatedNorm:
         return GatedNorm(self.norm_size, self.norm_first, GateColumns(0, self.inner, self.inner))
 
+    @property
+    def apart(self) -> tuple[int, ...]:
+        return ()
+
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
         if self.state_size not in SIZES:
@@ -94,7 +98,7 @@ class Mamba2Kernels(RecurrentKernels):
         mx.eval(self._numbers, self._weight, self._eps)
 
     def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array]
+        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
     ) -> tuple[mx.array, list[mx.array]]:
         tails, states_of_heads = parts_of(states)
         convolved, after = self.convolve(joint, spans, tails)

@@ -59,18 +59,25 @@ PIECES = ((0, 1, 2, 9), (1, 69, 0, 0), (70, 3, 3, 1))
 """Rows of a forward pass: first token, tokens, slot, and how many came before. One slot is unused."""
 SLOTS = 4
 DT_LIMIT = (0.3, 1.5)
+BOUND = -5.0
+MOST_STRENGTH = 1.5
 
 
 def check_recurrent_kernels(device: Device, shape: MixerShape, dtype: mx.Dtype) -> str | None:
     """The first wrong kernel for such layers on this device; None where all are right."""
     weights = random_weights(shape, np.random.default_rng(3))
-    options: dict[str, Any] = {"dt_limit": DT_LIMIT} if isinstance(shape, Mamba2Shape) else {}
     return check_cases(
         device,
         ("recurrent", shape, dtype),
-        lambda: recurrent_kernels(device, shape, dtype, weights, **options),
+        lambda: recurrent_kernels(device, shape, dtype, weights, **_options(shape)),
         lambda kernels: _cases(kernels, shape, dtype, weights),
     )
+
+
+def _options(shape: MixerShape) -> dict[str, Any]:
+    if isinstance(shape, DeltaShape):
+        return {"bound": BOUND, "most_strength": MOST_STRENGTH}
+    return {"dt_limit": DT_LIMIT} if isinstance(shape, Mamba2Shape) else {}
 
 
 def random_weights(shape: MixerShape, random: np.random.Generator) -> dict[str, mx.array]:
@@ -80,7 +87,7 @@ def random_weights(shape: MixerShape, random: np.random.Generator) -> dict[str, 
     if own.biased:
         weights["filter_bias"] = _random(random, own.channels)
     if isinstance(shape, DeltaShape):
-        weights |= {name: _random(random, shape.value_heads) for name in ("a_log", "dt_bias")}
+        weights |= {"a_log": _random(random, shape.value_heads), "dt_bias": _random(random, shape.decays)}
         weights["norm"] = _random(random, shape.value_size)
     if isinstance(shape, Mamba2Shape):
         weights |= {name: _random(random, shape.heads) for name in ("a_log", "dt_bias", "skip")}
@@ -93,7 +100,7 @@ def _cases(
 ) -> Iterator[Case]:
     random, bound = np.random.default_rng(4), BOUNDS[dtype]
     tokens = sum(count for _, count, _, _ in PIECES)
-    joint = _random(random, tokens, shape.width).astype(dtype)
+    joint, *apart = (_random(random, tokens, width).astype(dtype) for width in (shape.width, *shape.apart))
     # Tails are what entered, which is a product of two numbers where these are gated.
     states = [_random(random, SLOTS, *sizes) * 0.3 for sizes in shape.states]
     states[0] = states[0].astype(dtype).astype(mx.float32)
@@ -103,7 +110,7 @@ def _cases(
     mx.eval(convolved, tails)
     read = None
     if isinstance(kernels, DeltaKernels):
-        read = kernels.advance(convolved, joint, spans, states[-1])
+        read = kernels.advance(convolved, joint, spans, states[-1], *apart)
     if isinstance(kernels, Mamba2Kernels):
         read = kernels.scan(convolved, joint, spans, states[-1])
     mx.eval(read)
@@ -117,7 +124,8 @@ def _cases(
             continue
         name = "advance" if isinstance(shape, DeltaShape) else "scan"
         y, earlier, states_after = read
-        wanted, after = _plain_rule(shape, convolved[mine], joint[mine], old[1], weights)
+        own = [each[mine] for each in apart]
+        wanted, after = _plain_rule(shape, convolved[mine], joint[mine], old[1], weights, *own)
         yield Case(f"{name} differs {over}", y[mine], wanted, bound)
         yield Case(
             f"{name} differs {over}", states_after[0][row] if states_after else states[1][slot], after[-1], bound
@@ -127,19 +135,24 @@ def _cases(
             yield Case(message, earlier[:1] if count == 1 else earlier[1:], mx.stack(after), bound)
     if isinstance(kernels, DeltaKernels | Mamba2Kernels) and read is not None:
         eps = 1e-6 if isinstance(kernels, DeltaKernels) else 1e-5
-        gates = joint[:, mx.array(gate_columns(kernels.shape.norm, read[0].shape[1]))]
+        gates = gates_of(kernels.shape, joint, *apart)[:, mx.array(gate_columns(kernels.shape.norm, read[0].shape[1]))]
         wanted = plain_gate(kernels.shape.norm, read[0], gates, weights["norm"].astype(dtype), eps)
-        yield Case("gate differs", kernels.gate(read[0], joint), wanted, bound)
+        yield Case("gate differs", kernels.gate(read[0], joint, *apart), wanted, bound)
     idle = next(slot for slot in range(SLOTS) if slot not in {piece[2] for piece in PIECES})
     for now, was in zip(states, before, strict=True):
         yield Case("another row's states were written", now[idle], was[idle])
 
 
 def _plain_rule(
-    shape: MixerShape, x: mx.array, joint: mx.array, state: mx.array, weights: Mapping[str, mx.array]
+    shape: MixerShape,
+    x: mx.array,
+    joint: mx.array,
+    state: mx.array,
+    weights: Mapping[str, mx.array],
+    *apart: mx.array,
 ) -> tuple[mx.array, list[mx.array]]:
     if isinstance(shape, DeltaShape):
-        return plain_delta_rule(shape, x, joint, state, weights)
+        return plain_delta_rule(shape, x, joint, state, weights, *apart)
     assert isinstance(shape, Mamba2Shape)
     return plain_scan(shape, x, joint, state, weights, DT_LIMIT)
 
@@ -180,7 +193,7 @@ def plain_delta_rule(
     joint: mx.array,
     state: mx.array,
     weights: Mapping[str, mx.array],
-    *,
+    *apart: mx.array,
     eps: float = 1e-6,
 ) -> tuple[mx.array, list[mx.array]]:
     """The output of x [tokens, channels] with a state [value heads, value, key size], and the states after each
@@ -190,12 +203,14 @@ def plain_delta_rule(
     q, k = (_unit_length(part.reshape(-1, shape.key_heads, shape.key_size), eps) for part in (q, k))
     q, k = mx.repeat(q, group, 1) * shape.key_size**-0.5, mx.repeat(k, group, 1)
     v = v.reshape(-1, shape.value_heads, shape.value_size)
-    a, b = delta_factors(shape, joint)
-    decays = mx.exp(-mx.exp(weights["a_log"]) * _softplus(a + weights["dt_bias"]))
-    strengths = mx.sigmoid(b)
+    a, b = delta_factors(shape, joint, *apart)
+    raw = (a + weights["dt_bias"]).reshape(x.shape[0], shape.value_heads, 1, -1)
+    rates = mx.exp(weights["a_log"])[:, None, None]
+    decays = mx.exp(BOUND * mx.sigmoid(rates * raw) if shape.bounded else -rates * _softplus(raw))
+    strengths = MOST_STRENGTH * mx.sigmoid(b)
     read, states = [], []
     for token in range(x.shape[0]):
-        state = state * decays[token][:, None, None]
+        state = state * decays[token]
         recalled = mx.sum(state * k[token][:, None], axis=-1)
         delta = (v[token] - recalled) * strengths[token][:, None]
         state = state + delta[..., None] * k[token][:, None]
@@ -204,12 +219,12 @@ def plain_delta_rule(
     return mx.stack(read).flatten(1), states
 
 
-def delta_factors(shape: DeltaShape, joint: mx.array) -> tuple[mx.array, mx.array]:
-    """What decays and strengths are made of, [tokens, value heads] each."""
+def delta_factors(shape: DeltaShape, joint: mx.array, *apart: mx.array) -> tuple[mx.array, mx.array]:
+    """What decays and strengths are made of, [tokens, decays] and [tokens, value heads]."""
     factors = joint[:, shape.factors :].astype(mx.float32)
     if not shape.interleaved:
-        b, a = mx.split(factors, 2, axis=-1)
-        return a, b
+        b, a = mx.split(factors, [shape.value_heads], axis=-1)
+        return apart[-1].astype(mx.float32) if shape.decays_apart else a, b
     b, a = mx.split(factors.reshape(-1, shape.key_heads, 2 * shape.in_group), 2, axis=-1)
     return a.flatten(1), b.flatten(1)
 
@@ -243,6 +258,11 @@ def plain_scan(
     return mx.stack(read).flatten(1), states
 
 
+def gates_of(shape: DeltaShape | Mamba2Shape, joint: mx.array, *apart: mx.array) -> mx.array:
+    """The projection that has the gates among its columns."""
+    return apart[0] if isinstance(shape, DeltaShape) and shape.gates_apart else joint
+
+
 def gate_columns(norm: GatedNorm, size: int) -> list[int]:
     """The column of each number's gate."""
     begin, span, step = norm.gates
@@ -251,7 +271,7 @@ def gate_columns(norm: GatedNorm, size: int) -> list[int]:
 
 def plain_gate(norm: GatedNorm, read: mx.array, gates: mx.array, weight: mx.array, eps: float) -> mx.array:
     read, gates, weight = (part.astype(mx.float32) for part in (read, gates, weight))
-    opened = gates * mx.sigmoid(gates)
+    opened = mx.sigmoid(gates) if norm.sigmoid else gates * mx.sigmoid(gates)
     if not norm.size:
         return opened * read
 

@@ -31,6 +31,10 @@ class ShortConvShape:
     def width(self) -> int:
         return 3 * self.channels
 
+    @property
+    def apart(self) -> tuple[int, ...]:
+        return ()
+
     def unsupported(self) -> str | None:
         return self.convolution.unsupported()
 
@@ -51,6 +55,6 @@ class ShortConvKernels(RecurrentKernels):
         self.shape = shape
 
     def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array]
+        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
     ) -> tuple[mx.array, list[mx.array]]:
         return self.convolve(joint, spans, states[0])

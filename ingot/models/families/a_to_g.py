@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    DecoderSpec,
+    IndexerSpec,
     LatentSpec,
     LayerInputSpec,
     Mamba2Spec,
@@ -17,6 +19,7 @@ from ingot.models.families.description import (
     NormSpec,
     SharedKvSpec,
     biased_moe,
+    kimi_delta,
     two_blocks,
 )
 
@@ -49,7 +52,16 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
     ),
     # Baichuan M1.
-    ModelFamily("baichuan_m1", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "baichuan_m1",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads", kv_heads="num_kv_heads", joint="W_pack", conv=("conv_k", "conv_v")
+            )
+        },
+        mlps={"MLP": MlpSpec()},
+        layers={"DecoderLayer": two_blocks()},
+    ),
     # Bailing, as Ling and Ring are called in their configs.
     ModelFamily(
         "bailing_hybrid",
@@ -68,6 +80,11 @@ FAMILIES = (
             "BailingMLA": AttentionSpec(heads="num_heads", kv_heads=1, out="dense", gate="g_proj", latent=LatentSpec())
         },
         mlps={"BailingMLP": MlpSpec()},
+        recurrences={
+            "BailingKDA": kimi_delta(
+                convolutions=("q_conv1d", "k_conv1d", "v_conv1d"), decay=("f_proj",), decay_bound="lower_bound"
+            )
+        },
     ),
     # Cohere's Command models.
     ModelFamily(
@@ -80,12 +97,22 @@ FAMILIES = (
         "cohere2", attention={"Attention": AttentionSpec(rotates="use_sliding_window")}, mlps={"MLP": MlpSpec()}
     ),
     # DBRX.
-    ModelFamily("dbrx", mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")}),
-    # DeepSeek, whose later attention is latent; with an indexer it runs its own code.
+    ModelFamily(
+        "dbrx",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_heads", kv_heads="num_key_value_heads", out="out_proj", joint="Wqkv", clip="clip_qkv"
+            )
+        },
+        mlps={"MLP": MlpSpec(gate="w1", up="v1", down="w2")},
+    ),
+    # DeepSeek, whose later attention is latent, and then has an indexer.
     ModelFamily(
         "deepseek",
         attention={"DeepseekAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_kv_heads")},
         mlps={"DeepseekMLP": MlpSpec()},
+        moes={"DeepseekMoE": MoeSpec(top="gate.top_k", normed=False, shared="shared_experts")},
+        layers={"DeepseekDecoderLayer": two_blocks()},
     ),
     ModelFamily(
         "deepseek_v2",
@@ -104,7 +131,17 @@ FAMILIES = (
         layers={"DeepseekV3DecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
-    ModelFamily("deepseek_v32", mlps={"DeepseekV32MLP": MlpSpec()}),
+    ModelFamily(
+        "deepseek_v32",
+        attention={
+            "DeepseekV32Attention": AttentionSpec(
+                heads="num_heads", kv_heads=1, indexer=IndexerSpec(), latent=LatentSpec()
+            )
+        },
+        mlps={"DeepseekV32MLP": MlpSpec()},
+        moes={"DeepseekV32MoE": biased_moe()},
+        layers={"DeepseekV32DecoderLayer": two_blocks()},
+    ),
     # dots.llm1.
     ModelFamily(
         "dots1",
@@ -124,6 +161,8 @@ FAMILIES = (
         "ernie4_5_moe",
         attention={"Attention": AttentionSpec()},
         mlps={"Ernie4_5_MLP": MlpSpec()},
+        moes={"Ernie4_5_MoeMLP": MoeSpec(top="k", shared="shared_experts")},
+        layers={"Ernie4_5_DecoderLayer": two_blocks()},
         head=MtpSpec(
             inside="mtp_",
             embedding_norm="emb_norm.0",
@@ -277,7 +316,17 @@ FAMILIES = (
         layers={"Glm4MoeLiteDecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
-    # GPT-J and GPT-NeoX.
+    # GPT-2 and its kin, whose positions are embedded, GPT-J and GPT-NeoX.
+    ModelFamily(
+        "gpt2",
+        attention={"Attention": AttentionSpec(heads="n_head", kv_heads="n_head", out="c_proj", joint="c_attn")},
+        decoders={"GPT2Model": DecoderSpec(embedding="wte", positions="wpe", layers="h", norm="ln_f")},
+    ),
+    ModelFamily(
+        "gpt_bigcode",
+        attention={"Attention": AttentionSpec(out="c_proj", joint="c_attn")},
+        decoders={"GPTBigCodeModel": DecoderSpec(embedding="wte", positions="wpe", layers="h", norm="ln_f")},
+    ),
     ModelFamily(
         "gptj",
         attention={

@@ -40,6 +40,25 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """An indexer, which chooses the tokens that attention sees of long sequences, by queries and keys of its own. Its
+    queries are made from the latents of queries, where attention has such. The names are DeepSeek's."""
+
+    module: str | None = "indexer"  # what has the parts below; None: the attention module
+    used: str | None = None  # whether there is one; always where None
+    heads: str = "n_heads"
+    top: str = "index_topk"  # how many tokens, or blocks of them, are chosen
+    queries: str = "wq_b"
+    query_norm: str | None = None
+    keys: str = "wk"
+    key_norm: str = "k_norm"
+    rope: str = "rope"
+    weights: str | None = "weights_proj"  # of heads, whose scores are added; None: each chooses for its KV heads
+    block: str | None = None  # how many tokens are a block, of which the best one counts; None: single ones are chosen
+    local: str | None = None  # how many of the newest blocks are always chosen
+
+
+@dataclass(frozen=True)
 class PositionScaleSpec:
     """Where there is no RoPE, queries are multiplied by 1 + scale * log(1 + floor((position + 1) / floor)). The names
     are Llama 4's."""
@@ -60,6 +79,11 @@ class AttentionSpec:
     projections: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")  # without the last, keys are values, too
     joint: str | None = None  # one projection gives queries, keys and values
     joint_by_group: bool = False  # those of a KV head lie together
+    clip: str | None = None  # what joint queries, keys and values are clipped to, up and down
+    conv: tuple[str, str] | None = (
+        None  # over two tokens' keys and values: each head's weights of the one before and it
+    )
+    tiled_heads: bool = False  # a head attends to the KV head with its number modulo theirs, not to one with neighbours
     input_norm: str | None = None  # norms the states that are projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
     norm_eps: str | float | None = None  # of norms of queries and keys that are no modules
@@ -82,25 +106,28 @@ class AttentionSpec:
     cap: str | None = None  # the soft cap of scores
     in_float32: bool = False  # it attends in float32
     shared_kv: SharedKvSpec | None = None
+    indexer: IndexerSpec | None = None
     latent: LatentSpec | None = None  # it projects queries, keys and values so, and not by `projections`
 
 
 @dataclass(frozen=True)
-class ChunkedSpec:
-    """Layers some of which see only tokens of the same chunk, in a model that makes their masks itself."""
+class DecoderSpec:
+    """The module with a model's layers, where its own code counts positions or makes masks from the length of one
+    row."""
 
-    size: str = "attention_chunk_size"
-    whole_every: int = 4  # one of so many layers sees all tokens, the last of them
     embedding: str = "embed_tokens"
     layers: str = "layers"
     norm: str = "norm"
+    positions: str | None = None  # the embedding of positions, which is added to that of tokens
+    chunk_size: str | None = None  # some layers see only tokens of the same chunk of so many
+    whole_every: int = 4  # one of so many layers sees all tokens, the last of them
 
 
 @dataclass(frozen=True)
 class RopeSpec:
     """A RoPE of the family's own class: position / periods is what it rotates by."""
 
-    dims: str = "dims"
+    dims: str | None = "dims"  # None: nothing is rotated
     periods: str = "_freqs"
 
 
@@ -154,9 +181,36 @@ class NormSpec:
 
 @dataclass(frozen=True)
 class GatedDeltaSpec:
-    """A gated delta net behind a convolution, as Qwen's."""
+    """A gated delta net behind convolutions. The names are Qwen's by default. Several names for one thing are of
+    projections behind one another."""
 
+    sizes: tuple[str, str, str, str] = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
     joint: bool = False  # queries, keys, values and gates of a key head lie together, and so do its two factors
+    qkv: tuple[str, ...] = ("in_proj_qkv",)  # one projection of queries, keys and values, or one of each
+    convolutions: tuple[str, ...] = ("conv1d",)  # likewise
+    gates: tuple[tuple[str, ...], ...] = (("in_proj_z",),)  # a module has the first of these, or the next one
+    strength: str = "in_proj_b"
+    most_strength: str | None = None  # whether strengths are up to two, not one
+    decay: tuple[str, ...] = ("in_proj_a",)
+    decays_by_key: bool = False  # each number of a key has a decay of its own, not each head one
+    decay_bound: str | None = None  # decays are exp(bound * sigmoid(...)) where the module has this bound
+    gate_act: Literal["silu", "sigmoid"] = "silu"
+    norm: str = "norm"
+    out: str = "out_proj"
+
+
+def kimi_delta(**options: Any) -> GatedDeltaSpec:
+    """Kimi Delta Attention (KDA), which others have taken over."""
+    names: dict[str, Any] = {
+        "sizes": ("num_heads", "num_heads", "head_dim", "head_dim"),
+        "qkv": ("q_proj", "k_proj", "v_proj"),
+        "convolutions": ("q_conv.conv", "k_conv.conv", "v_conv.conv"),
+        "gates": (("g_proj",), ("g_a_proj", "g_b_proj")),
+        "strength": "b_proj",
+        "decay": ("f_a_proj", "f_b_proj"),
+        **{"decays_by_key": True, "gate_act": "sigmoid", "norm": "o_norm", "out": "o_proj"},
+    }
+    return GatedDeltaSpec(**{**names, **options})
 
 
 @dataclass(frozen=True)
@@ -204,6 +258,7 @@ class LayerSpec:
     layer_input: LayerInputSpec | None = None
     unless: str | None = None  # where this is true, a layer computes something else
     multiplier: str | None = None  # of what each block adds
+    depth: str | None = None  # the number by whose square root that multiplier is divided
     clipped: bool = False  # sums in float16 are kept finite
     scale: str | None = None  # what the layer's output is multiplied by
 
@@ -264,9 +319,9 @@ class ModelFamily:
     norms: Mapping[str, NormSpec] = field(default_factory=dict)
     ropes: Mapping[str, RopeSpec] = field(default_factory=dict)
     layers: Mapping[str, LayerSpec] = field(default_factory=dict)  # all of a model's may become one operation
-    chunked: Mapping[str, ChunkedSpec] = field(default_factory=dict)
+    decoders: Mapping[str, DecoderSpec] = field(default_factory=dict)
     refused: str | None = None  # why it cannot be served
-    unmixed: str | None = None  # why rows of different lengths cannot be mixed, where no probe finds it
+    unmixed: str | None = None  # why its own code cannot mix rows of different lengths, where no probe finds it
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
     head: MtpSpec | None = None  # the draft head that its checkpoints may hold
 
@@ -276,6 +331,6 @@ class ModelFamily:
         return frozenset(
             (
                 *(*self.attention, *self.mlps, *self.moes, *self.recurrences, *self.norms, *self.ropes),
-                *(*self.chunked, *self.layers),
+                *(*self.decoders, *self.layers),
             )
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
-    ChunkedSpec,
+    DecoderSpec,
+    IndexerSpec,
     LatentSpec,
     Mamba2Spec,
     MlpSpec,
@@ -19,6 +20,7 @@ from ingot.models.families.description import (
     RopeSpec,
     SharedKvSpec,
     ShortConvSpec,
+    kimi_delta,
     two_blocks,
 )
 
@@ -50,6 +52,7 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norms=("query_layernorm", "key_layernorm"), norms_behind_rope=True)},
         mlps={"MLP": MlpSpec()},
         ropes={"DynamicNTKAlphaRoPE": RopeSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     # InternLM.
     ModelFamily(
@@ -65,6 +68,7 @@ FAMILIES = (
         "jamba",
         attention={"JambaAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"JambaMLP": MlpSpec()},
+        layers={"JambaDecoderLayer": two_blocks(("self_attn", "mamba"), "feed_forward", before_mlp="pre_ff_layernorm")},
     ),
     # Moonshot's Kimi.
     ModelFamily(
@@ -72,11 +76,30 @@ FAMILIES = (
         attention={
             "KimiK3MLAAttention": AttentionSpec(heads="num_heads", kv_heads=1, gate="g_proj", latent=LatentSpec())
         },
+        recurrences={
+            "KimiK3DeltaAttention": kimi_delta(
+                qkv=("qkv_proj",), convolutions=("qkv_conv.conv",), decay_bound="lower_bound"
+            )
+        },
     ),
     ModelFamily(
         "kimi_linear",
         attention={"KimiMLAAttention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
         mlps={"KimiMLP": MlpSpec()},
+        moes={
+            "KimiSparseMoE": MoeSpec(
+                top="args.num_experts_per_token",
+                scores="sigmoid",
+                normed="args.moe_renormalize",
+                eps=1e-20,
+                bias="e_score_correction_bias",
+                groups=("args.num_expert_group", "args.topk_group"),
+                scale="args.routed_scaling_factor",
+                shared="shared_experts",
+            )
+        },
+        recurrences={"KimiDeltaAttention": kimi_delta()},
+        layers={"KimiDecoderLayer": two_blocks()},
     ),
     # Kuaishou's Klear.
     ModelFamily(
@@ -106,6 +129,16 @@ FAMILIES = (
         "lfm2_moe",
         attention={"Attention": AttentionSpec(out="out_proj", norms=("q_layernorm", "k_layernorm"))},
         mlps={"MLP": MlpSpec()},
+        moes={
+            "Lfm2MoeSparseMoeBlock": MoeSpec(
+                scores="sigmoid",
+                normed="norm_topk_prob",
+                eps=1e-6,
+                bias="expert_bias",
+                scale="routed_scaling_factor",
+                later=True,
+            )
+        },
         recurrences={"ShortConv": ShortConvSpec()},
         layers={"Lfm2DecoderLayer": _LFM_LAYER},
     ),
@@ -131,7 +164,7 @@ FAMILIES = (
             )
         },
         mlps={"MLP": MlpSpec()},
-        chunked={"LlamaModel": ChunkedSpec()},
+        decoders={"LlamaModel": DecoderSpec(chunk_size="attention_chunk_size")},
     ),
     ModelFamily(
         "llama4_text",
@@ -185,6 +218,7 @@ FAMILIES = (
         "minicpm",
         attention={"Attention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
         mlps={"MLP": MlpSpec()},
+        layers={"DecoderLayer": two_blocks(multiplier="scale_depth", depth="num_hidden_layers")},
     ),
     ModelFamily(
         "minicpm3",
@@ -209,9 +243,36 @@ FAMILIES = (
                 joint_head_norms=True,
             )
         },
+        moes={
+            "MiniMaxSparseMoeBlock": MoeSpec(
+                top="num_experts_per_tok", scores="sigmoid", eps=1e-20, bias="e_score_correction_bias"
+            )
+        },
+        layers={"MiniMaxDecoderLayer": two_blocks(mlp="block_sparse_moe")},
     ),
     ModelFamily(
         "minimax_m3_vl",
+        attention={
+            "Attention": AttentionSpec(
+                heads="num_attention_heads",
+                kv_heads="num_key_value_heads",
+                norms=("q_norm", "k_norm"),
+                indexer=IndexerSpec(
+                    module=None,
+                    used="is_sparse_attn",
+                    heads="index_n_heads",
+                    top="index_topk_blocks",
+                    queries="index_q_proj",
+                    query_norm="index_q_norm",
+                    keys="index_k_proj",
+                    key_norm="index_k_norm",
+                    rope="index_rope",
+                    weights=None,
+                    block="index_block_size",
+                    local="index_local_blocks",
+                ),
+            )
+        },
         norms={"GemmaRMSNorm": NormSpec("rms", one_more=True)},
         unmixed="in long prompts it chooses the blocks of keys near a token by its place in the longest row",
     ),
@@ -223,7 +284,10 @@ FAMILIES = (
         layers={"MixtralDecoderLayer": two_blocks(mlp="block_sparse_moe")},
     ),
     ModelFamily(
-        "ministral3", attention={"Attention": AttentionSpec(token_scale="attn_scale")}, mlps={"MLP": MlpSpec()}
+        "ministral3",
+        attention={"Attention": AttentionSpec(token_scale="attn_scale")},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily(
         "mistral4",
@@ -232,6 +296,17 @@ FAMILIES = (
                 heads="num_heads", kv_heads=1, token_scale="attn_scale", latent=LatentSpec()
             )
         },
+        moes={
+            "Mistral4MoE": MoeSpec(
+                top="num_experts_per_tok",
+                normed="args.norm_topk_prob",
+                eps=1e-20,
+                groups=("args.n_group", "args.topk_group"),
+                scale="args.routed_scaling_factor",
+                shared="shared_experts",
+            )
+        },
+        layers={"Mistral4DecoderLayer": two_blocks()},
     ),
     # Meta's Muse.
     ModelFamily(

@@ -17,6 +17,7 @@ from ingot.models.families.description import (
     MoeSpec,
     MtpSpec,
     NormSpec,
+    RopeSpec,
     two_blocks,
 )
 
@@ -102,7 +103,23 @@ FAMILIES = (
         mlps={"Olmo3MLP": MlpSpec()},
         layers={"Olmo3DecoderLayer": _OLMO_LAYER},
     ),
-    ModelFamily("olmo_hybrid", attention={"Attention": _OLMO_ATTENTION}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "olmo_hybrid",
+        attention={"Attention": _OLMO_ATTENTION},
+        mlps={"MLP": MlpSpec()},
+        recurrences={
+            "GatedDeltaNet": GatedDeltaSpec(
+                qkv=("q_proj", "k_proj", "v_proj"),
+                convolutions=("q_conv1d", "k_conv1d", "v_conv1d"),
+                gates=(("g_proj",),),
+                strength="b_proj",
+                most_strength="allow_neg_eigval",
+                decay=("a_proj",),
+                norm="o_norm",
+                out="o_proj",
+            )
+        },
+    ),
     ModelFamily(
         "olmoe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), joint_head_norms=True)},
@@ -141,7 +158,13 @@ FAMILIES = (
         },
     ),
     # PLaMo.
-    ModelFamily("plamo", mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "plamo",
+        attention={
+            "Attention": AttentionSpec(heads="q_num_heads", kv_heads="k_num_heads", rope="rotary_emb", tiled_heads=True)
+        },
+        mlps={"MLP": MlpSpec()},
+    ),
     ModelFamily(
         "plamo2",
         attention={
@@ -219,7 +242,15 @@ FAMILIES = (
                 normed="norm_topk_prob", later=True, shared="shared_expert", shared_gate="shared_expert_gate"
             )
         },
-        recurrences={"Qwen3NextGatedDeltaNet": GatedDeltaSpec(joint=True)},
+        recurrences={
+            "Qwen3NextGatedDeltaNet": GatedDeltaSpec(
+                joint=True,
+                qkv=("in_proj_qkvz",),
+                gates=(("in_proj_qkvz",),),
+                strength="in_proj_ba",
+                decay=("in_proj_ba",),
+            )
+        },
         layers={"Qwen3NextDecoderLayer": two_blocks(("linear_attn", "self_attn"))},
         head=_QWEN_MTP,
     ),
@@ -238,6 +269,8 @@ FAMILIES = (
         mlps={"MLP": MlpSpec()},
         layers={"TransformerBlock": two_blocks()},
     ),
+    # Hugging Face's SmolLM3: Llamas, some of whose layers rotate nothing.
+    ModelFamily("smollm3", ropes={"NoPE": RopeSpec(dims=None)}),
     # iFlytek's Spark.
     ModelFamily(
         "spark2_5",

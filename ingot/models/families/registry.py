@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from ingot.models.families import a_to_g, h_to_m, n_to_z
 from ingot.models.families.description import (
     AttentionSpec,
-    ChunkedSpec,
+    DecoderSpec,
     LayerSpec,
     MlpSpec,
     ModelFamily,
@@ -93,9 +93,9 @@ def layer_spec_of(layer: object) -> LayerSpec | None:
     return _family_of(layer).layers.get(type(layer).__name__)
 
 
-def chunked_spec_of(module: object) -> ChunkedSpec | None:
-    """Of a stack of layers with chunked attention."""
-    return _family_of(module).chunked.get(type(module).__name__)
+def decoder_spec_of(module: object) -> DecoderSpec | None:
+    """Of a decoder whose own code cannot run mixed batches."""
+    return _family_of(module).decoders.get(type(module).__name__)
 
 
 def _family_of(module: object) -> ModelFamily:

@@ -7,21 +7,22 @@ attends by itself, and the output is projected for all tokens again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.attention_state import QUERY_STRIDE, AppendState, EqualHeads
+from ingot.cache.attention_state import QUERY_STRIDE, AppendState, CompositeState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
-from ingot.kernels.paged_attention.selfcheck import CodedSample
+from ingot.cache.layer_state import RecurrentState
 from ingot.models.families.description import AttentionSpec, PositionScaleSpec
-from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention
-from ingot.models.layers.chunked_attention import ChunkedLayers
+from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention, attend_capped
 from ingot.models.layers.gpu_linear import JoinedLinear
-from ingot.models.layers.rope import KernelRope, SharedRope
+from ingot.models.layers.indexer import ChosenTokens, Indexer
+from ingot.models.layers.norms import PlainNorm
+from ingot.models.layers.rope import KernelRope, SharedRope, rotate_parts
 
 QUERY_TILE = 32
 """Tokens of a prompt that attend together where attention is not fused: none of them sees the keys behind it, so that
@@ -45,12 +46,15 @@ class AttentionInputs:
     x: mx.array  # [1, tokens, ...]
     token_scale: mx.array | None = None  # [tokens]: what their queries are multiplied by
     projected: tuple[mx.array, mx.array] | None = None  # [1, tokens, ...]: keys and values that layers share
+    raw: tuple[mx.array, mx.array, mx.array] | None = None  # [1, tokens, ...]: what is projected, convolved already
+    index: AppendState | None = None  # the keys of the layer's indexer
 
     def taken(self, tokens: slice) -> AttentionInputs:
         return AttentionInputs(
             self.x[:, tokens],
             None if self.token_scale is None else self.token_scale[tokens],
             None if self.projected is None else (self.projected[0][:, tokens], self.projected[1][:, tokens]),
+            None if self.raw is None else (self.raw[0][:, tokens], self.raw[1][:, tokens], self.raw[2][:, tokens]),
         )
 
 
@@ -60,16 +64,6 @@ class CallNames:
 
     names: tuple[str, ...]
     mask: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlainNorm:
-    """An RMS norm that is no module, without weights."""
-
-    eps: float
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return mx.fast.rms_norm(x, None, self.eps)
 
 
 class MixedAttention(nn.Module):
@@ -93,6 +87,7 @@ class MixedAttention(nn.Module):
     joined_out: JoinedLinear | None
     kv_layout: EqualHeads | None
     """How the native kernels read keys and values."""
+    token_indexer: Indexer | None
     reads_stored_kv: bool
     """Whether it attends to keys and values that an earlier layer has stored."""
 
@@ -107,8 +102,9 @@ class MixedAttention(nn.Module):
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
         given = spec.shared_kv is not None and spec.shared_kv.projected
-        odd = (spec.input_norm, spec.token_scale, spec.position_scale, spec.latent, spec.value_scale)
-        return not gated and not given and all(each is None for each in odd)
+        odd = (spec.input_norm, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
+        own = gated or given or spec.tiled_heads or self.token_indexer is not None
+        return not own and spec.conv is None and all(each is None for each in odd)
 
     @property
     def keys_as_values(self) -> bool:
@@ -121,14 +117,46 @@ class MixedAttention(nn.Module):
     def __call__(self, *args: Any, **options: Any) -> Any:
         given, shared = dict(zip(self._call.names, args, strict=False)) | options, self._spec.shared_kv
         earlier = None if shared is None or shared.argument is None else given.get(shared.argument)
-        state = earlier if isinstance(earlier, AppendState) else given.get("cache")
+        state = own = earlier if isinstance(earlier, AppendState) else given.get("cache")
+        if isinstance(own, CompositeState):
+            state = next(each for each in own.caches if isinstance(each, AppendState))
         if not isinstance(state, AppendState) or state.whole is None:
             return super().__call__(*args, **options)
         inputs = self._inputs(given, earlier, state.whole)
+        if isinstance(own, CompositeState):
+            inputs = self._with_further_states(inputs, own, state.whole)
         output = self._forward_mixed(inputs, given.get(self._call.mask), state, state.whole)
         if shared is None or shared.argument is None:
             return output
         return output, inputs.projected if shared.projected else state, *map(given.get, shared.returned)
+
+    def _with_further_states(
+        self, inputs: AttentionInputs, states: CompositeState, mixed: MixedBatch
+    ) -> AttentionInputs:
+        """The same, of a layer that keeps something besides keys and values."""
+        if self.token_indexer is not None and isinstance(index := states.caches[1], AppendState):
+            return replace(inputs, index=index)
+        if self._spec.conv is None:
+            return inputs
+        queries, *stored = self._project_raw(inputs)
+        tails = next(each for each in states.caches if isinstance(each, RecurrentState))
+        keys, values = (self._convolve(each, tails, number, mixed) for number, each in enumerate(stored))
+        return replace(inputs, raw=(queries, keys, values))
+
+    def _convolve(self, x: mx.array, tails: RecurrentState, number: int, mixed: MixedBatch) -> mx.array:
+        """Keys or values [1, tokens, ...], to which those of the tokens before them are added. The last ones are
+        kept."""
+        assert self._spec.conv is not None
+        before, own = mx.split(self[self._spec.conv[number]].reshape(self._kv_heads, 2)[..., None], 2, axis=1)
+        by_head, found = x.reshape(mixed.tokens, self._kv_heads, 1, -1), []
+        for place, part in enumerate(mixed.parts):
+            each = mixed.split_batch_heads(place, by_head)
+            with tails.computing(part):
+                tail = tails[number]
+                first = mx.zeros_like(each[:, :, :1]) if tail is None else tail
+                tails[number] = each[:, :, -1:]
+            found.append(mx.concatenate([first, each[:, :, :-1]], axis=2) * before + each * own)
+        return mixed.join_batch_heads(found)
 
     def _inputs(self, given: dict[str, Any], earlier: Any, mixed: MixedBatch) -> AttentionInputs:
         """`earlier`: what an earlier layer returned for this one."""
@@ -154,12 +182,16 @@ class MixedAttention(nn.Module):
         ragged = self._prepared_ragged if mixed.three_axes else self._ragged
         if self.reads_stored_kv and ("stored", state) not in mixed.memo:
             ragged = None
+        if self.token_indexer is not None and inputs.index is not None:
+            self.token_indexer.write_keys(inputs.x, inputs.index, mixed)
+            ragged = None if any(map(self.token_indexer.is_narrow, mixed.parts)) else ragged
         if ragged is not None and ragged.covers(inputs.x, masks, state, mixed):
             if state.query_observer is not None and not self.reads_stored_kv:
                 state.query_observer(self._project_queries(inputs, mixed))
             return self._attend_natively(ragged, inputs, masks, state, mixed)
         if (
             state.choice is None
+            or self.token_indexer is not None
             or mixed.tokens < QUERY_STRIDE
             or not isinstance(masks, BatchMasks)
             or masks.window is not None
@@ -182,7 +214,10 @@ class MixedAttention(nn.Module):
         queries, gate = self._write_kv(inputs, state, mixed)
         if state.query_observer is not None and not self.reads_stored_kv:
             state.query_observer(self._make_queries(queries))
-        found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed)
+        chosen = self._choose_keys(inputs, mixed)
+        found = {} if self.paged_attention is None else self.paged_attention(queries, masks, state, mixed, chosen)
+        if isinstance(found, dict) and chosen:
+            found, masks = self._attend_chosen(chosen, found, queries, masks, state, mixed)
         if isinstance(found, dict):
             flat = self._attend_rest(found, queries, inputs, masks, state, mixed)
         else:
@@ -190,6 +225,37 @@ class MixedAttention(nn.Module):
         flat = self._gate_output(flat, gate, inputs)
         project = self[self._spec.out] if self.joined_out is None else self.joined_out
         return project(flat).reshape(1, mixed.tokens, -1)
+
+    def _choose_keys(self, inputs: AttentionInputs, mixed: MixedBatch) -> dict[int, mx.array | ChosenTokens]:
+        """What an indexer chooses for the parts whose tokens do not see all others."""
+        if self.token_indexer is None or inputs.index is None:
+            return {}
+        return self.token_indexer.choose(inputs.x, lambda: self._index_input(inputs.x), inputs.index, mixed)
+
+    def _index_input(self, x: mx.array) -> mx.array:
+        """What the queries of an indexer are made from."""
+        return x
+
+    def _attend_chosen(
+        self,
+        chosen: dict[int, mx.array | ChosenTokens],
+        found: dict[int, mx.array],
+        queries: mx.array,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
+    ) -> tuple[dict[int, mx.array], PerBatch]:
+        """What is `found`, with the attention of parts that read only chosen keys; and masks of the other ones."""
+        found, shown = dict(found), [None] * len(mixed.parts) if masks is None else list(masks.parts)
+        for number, choice in chosen.items():
+            if isinstance(choice, mx.array):
+                shown[number] = choice
+                continue
+            own = mixed.split_batch_heads(number, queries[:, :, None])
+            with state.computing(mixed.parts[number]):
+                keys, values = map(choice.take, self._read_kv(state))
+            found[number] = self._attend(own, keys, values, choice.seen)
+        return found, PerBatch(mixed, tuple(shown))
 
     def _finish(
         self, attended: mx.array, inputs: AttentionInputs, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
@@ -260,7 +326,7 @@ class MixedAttention(nn.Module):
             parts = [keys] if self.keys_as_values else [keys, self._scale_values(values)]
             sizes = keys.shape[-1] // self._kv_heads, values.shape[-1] // self._kv_heads
             return mx.concatenate([queries, *parts], axis=-1)[0], sizes
-        joint = self.joined_qkv(inputs.x.reshape(mixed.tokens, -1))
+        joint = self._clip(self.joined_qkv(inputs.x.reshape(mixed.tokens, -1)))
         if self._spec.joint_head_norms:
             joint = self._norm_jointly(joint)
         parts_of_head = 1 if self.keys_as_values else 2
@@ -308,6 +374,8 @@ class MixedAttention(nn.Module):
     def _gate_output(self, attended: mx.array, gate: mx.array | None, inputs: AttentionInputs) -> mx.array:
         """The attention [..., heads * size] of all tokens, multiplied by its gate if it has one."""
         spec = self._spec
+        if spec.tiled_heads:
+            attended = self._regroup(attended, self._heads // self._kv_heads)
         if gate is not None:
             return attended * mx.sigmoid(gate)
         if spec.gate is None or spec.gate not in self:
@@ -385,16 +453,30 @@ class MixedAttention(nn.Module):
 
     def _project_raw(self, inputs: AttentionInputs) -> tuple[mx.array, mx.array, mx.array]:
         spec, x = self._spec, inputs.x
+        if inputs.raw is not None:
+            return inputs.raw
         if spec.joint is None:
             keys, values = self._project_kv(x) if inputs.projected is None else inputs.projected
-            return self[spec.projections[0]](x), keys, values
-        joint = self[spec.joint](x)
+            queries = self[spec.projections[0]](x)
+            return self._regroup(queries, self._kv_heads) if spec.tiled_heads else queries, keys, values
+        joint = self._clip(self[spec.joint](x))
         if spec.joint_by_group:
             groups = joint.reshape(*x.shape[:2], self._kv_heads, self._heads // self._kv_heads + 2, -1)
             return groups[..., :-2, :].flatten(2), groups[..., -2, :].flatten(2), groups[..., -1, :].flatten(2)
         size = joint.shape[-1] // (self._heads + 2 * self._kv_heads)
         queries, keys, values = mx.split(joint, [self._heads * size, (self._heads + self._kv_heads) * size], axis=-1)
         return queries, keys, values
+
+    def _clip(self, joint: mx.array) -> mx.array:
+        if self._spec.clip is None:
+            return joint
+        most = attrgetter(self._spec.clip)(self)
+        return mx.clip(joint, -most, most)
+
+    def _regroup(self, by_head: mx.array, groups: int) -> mx.array:
+        """Heads [..., heads * size] so that each of them stands next to what was so many behind it."""
+        apart = by_head.reshape(*by_head.shape[:-1], -1, groups, by_head.shape[-1] // self._heads)
+        return apart.swapaxes(-2, -3).flatten(-3)
 
     def _project_kv(self, x: mx.array) -> tuple[mx.array, mx.array]:
         _, of_keys, of_values = self._spec.projections
@@ -451,16 +533,11 @@ class MixedAttention(nn.Module):
         return self._rotate_each(queries, mixed), self._rotate_each(keys, mixed)
 
     def _rotate_each(self, x: mx.array, mixed: MixedBatch) -> mx.array:
-        """Where RoPE is fused, each part as the model's own code would: a prompt's tokens are one row, not many."""
         assert self._rope is not None
-        if self._tile is not None:
-            offset = TokenPositions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
-            return self._rope(x, offset=offset)
-        rotated = []
-        for number, part in enumerate(mixed.parts):
-            own: mx.array = self._rope(mixed.split_batch_heads(number, x), offset=part.offset)
-            rotated.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
-        return rotated[0] if len(rotated) == 1 else mx.concatenate(rotated)
+        if self._tile is None:  # RoPE is fused
+            return rotate_parts(self._rope, x, mixed)
+        offset = TokenPositions(mixed.positions[..., None]) if mixed.three_axes else mixed.positions
+        return self._rope(x, offset=offset)
 
     def _norm_heads(self, queries: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
         if self._plain_norm is not None:
@@ -494,7 +571,7 @@ class MixedAttention(nn.Module):
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask) -> mx.array:
         if self._cap is not None:
-            return self._attend_capped(self._cap, queries, keys, values, mask)
+            return attend_capped(queries, keys, values, mask, scale=self._scale, cap=self._cap)
         exact = queries.astype(mx.float32) if self._spec.in_float32 else queries
         attended = mx.fast.scaled_dot_product_attention(
             exact, keys, values, scale=self._scale, mask=mask, sinks=self._sinks
@@ -505,21 +582,6 @@ class MixedAttention(nn.Module):
     def _sinks(self) -> mx.array | None:
         return None if self._spec.sinks is None else self.get(self._spec.sinks)
 
-    def _attend_capped(
-        self, cap: float, queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask
-    ) -> mx.array:
-        rows, heads, width, size = queries.shape
-        keyed = keys.shape[2]
-        grouped = queries.reshape(rows, self._kv_heads, heads // self._kv_heads, width, size) * self._scale
-        scores = cap * mx.tanh(grouped @ keys[:, :, None].swapaxes(-1, -2) / cap)
-        if isinstance(mask, str):
-            mask = mx.arange(keyed) <= mx.arange(keyed - width, keyed)[:, None]
-        elif mask is not None:
-            mask = mask[:, :, None]
-        if mask is not None:
-            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-        return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(*queries.shape[:3], -1)
-
 
 def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
     """The tokens whose queries choose the pages that a batch sees: the same for all layers."""
@@ -528,36 +590,3 @@ def _page_choice_batch(mixed: MixedBatch) -> MixedBatch:
         mixed.memo["page choice"] = MixedBatch((part.every(QUERY_STRIDE),))
     batch: MixedBatch = mixed.memo["page choice"]
     return batch
-
-
-def layer_numbers(path: str) -> list[int]:
-    """The numbers in a module's path, by which modules are in order."""
-    return [int(part) for part in path.split(".") if part.isdigit()]
-
-
-def native_kv_layouts(model: nn.Module) -> list[EqualHeads | None]:
-    """How the native kernels read what each layer stores, of those layers whose attention they compute, in order."""
-    mixed = [
-        (layer_numbers(path), module)
-        for path, module in model.named_modules()
-        if isinstance(module, MixedAttention) and module.native and not module.reads_stored_kv
-    ]
-    return [module.kv_layout for _, module in sorted(mixed, key=lambda each: each[0])]
-
-
-def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
-    """Whether pages are gathered for some of so many attention layers, in mixed batches of few tokens a row, and of
-    more."""
-    mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
-    kernels = [module.paged_attention for module in mixed if not module.native]
-    each = [(True, True) if paged is None else paged.gathers for paged in kernels]
-    if len(mixed) < layers or any(isinstance(module, ChunkedLayers) for module in model.modules()):
-        each.append((True, True))
-    return any(few for few, _ in each), any(many for _, many in each)
-
-
-def check_coded_attention(model: nn.Module, sample: CodedSample) -> None:
-    """Check all attention by kernels of a GPU that reads pages in fewer bits like these."""
-    for _, module in model.named_modules():
-        if isinstance(module, MixedAttention) and module.paged_attention is not None:
-            module.paged_attention.check_coded(sample)

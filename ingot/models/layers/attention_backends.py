@@ -8,7 +8,7 @@ GPUs, masks given as arrays and prompts that no kernel supports are left to MLX.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState, PageChooser
-from ingot.cache.forward_batch import BatchMasks, MixedBatch, PerBatch
+from ingot.cache.forward_batch import AttentionMask, BatchMasks, MixedBatch, PerBatch
 from ingot.cache.kv_storage import KernelStorage, ReservedStorage
 from ingot.cache.pages import PAGE
 from ingot.kernels.checked import CheckedKernels
@@ -191,11 +191,16 @@ class PagedKernelAttention:
         self._by_window: dict[tuple[int | None, mx.Dtype], PagedAttention | None] = {}
 
     def __call__(
-        self, queries: mx.array, masks: PerBatch | None, state: AppendState, mixed: MixedBatch
+        self,
+        queries: mx.array,
+        masks: PerBatch | None,
+        state: AppendState,
+        mixed: MixedBatch,
+        without: Collection[int] = (),
     ) -> dict[int, mx.array] | mx.array:
         """The attention of the queries [tokens, heads, size] of the parts that kernels compute: by the part's number,
         [rows, heads, width, size]; or [tokens, heads, size] where one call computes all of them. Rows that decode and
-        rows that verify, whatever their widths, are one call; prompts are another.
+        rows that verify, whatever their widths, are one call; prompts are another. The parts `without` are left out.
         """
         storage = state.storage
         if not isinstance(storage, KernelStorage) or not isinstance(masks, BatchMasks | None):
@@ -204,7 +209,10 @@ class PagedKernelAttention:
         if kernel is None:
             return {}
         found: dict[int, mx.array] = {}
-        for numbers in _kernel_calls(mixed):
+        for each in _kernel_calls(mixed):
+            numbers = tuple(number for number in each if number not in without)
+            if not numbers:
+                continue
             if mixed.parts[numbers[0]].width <= MOST_QUERIES or kernel.takes_prompts:
                 rows = state.kernel_rows(storage, mixed, numbers)
                 if not storage.reads(rows):
@@ -268,3 +276,20 @@ def _split_by_part(attended: mx.array, mixed: MixedBatch, numbers: Sequence[int]
         found[number] = rows.swapaxes(1, 2)
         begin += part.tokens
     return found
+
+
+def attend_capped(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: AttentionMask, *, scale: float, cap: float
+) -> mx.array:
+    """Attention whose scores have a soft cap, by plain operations."""
+    rows, heads, width, size = queries.shape
+    kv_heads, keyed = keys.shape[1:3]
+    grouped = queries.reshape(rows, kv_heads, heads // kv_heads, width, size) * scale
+    scores = cap * mx.tanh(grouped @ keys[:, :, None].swapaxes(-1, -2) / cap)
+    if isinstance(mask, str):
+        mask = mx.arange(keyed) <= mx.arange(keyed - width, keyed)[:, None]
+    elif mask is not None:
+        mask = mask[:, :, None]
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    return (mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]).reshape(*queries.shape[:3], -1)

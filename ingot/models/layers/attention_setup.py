@@ -1,4 +1,5 @@
-"""Sets up our attention in the place of mlx-lm's modules, as the descriptions of their families say."""
+"""Sets up our attention in the place of mlx-lm's modules, as the descriptions of their families say, and says of a
+model how its attention was set up."""
 
 from __future__ import annotations
 
@@ -8,25 +9,28 @@ from operator import attrgetter
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.attention_state import EqualHeads
+from ingot.cache.attention_state import EqualHeads, KVLayout, SplitKeys
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.rope import HeadRmsNorm
+from ingot.kernels.paged_attention.selfcheck import CodedSample
 from ingot.models.families.description import AttentionSpec
-from ingot.models.families.registry import attention_spec_of
-from ingot.models.layers.attention import QUERY_TILE, CallNames, MixedAttention, PlainNorm
+from ingot.models.families.registry import attention_spec_of, rope_spec_of
+from ingot.models.layers.attention import QUERY_TILE, CallNames, MixedAttention
 from ingot.models.layers.attention_backends import (
     NativeRotations,
     PagedKernelAttention,
     RaggedAttention,
     native_head_norm,
 )
+from ingot.models.layers.decoder import MixedDecoder
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
+from ingot.models.layers.indexer import has_indexer, indexer_of
 from ingot.models.layers.latent_attention import LatentAttention
 from ingot.models.layers.modules import extend
-from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.norms import PlainNorm, is_rms_norm, norm_factor
 from ingot.models.layers.rope import (
     KernelLatentRope,
     KernelRope,
@@ -74,7 +78,13 @@ def mixed_attention_of(
         replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
     if isinstance(replacement, LatentAttention):
         replacement.latent_rope = None if kernel_ropes is None else _make_latent_rope(replacement, kernel_ropes)
-        replacement.joined_latents = None if replacement.latent_rope is None else _joint_latents(replacement)
+        replacement.joined_latents = replacement.joined_queries = replacement.head_products = None
+        if replacement.latent_rope is not None:
+            replacement.joined_latents = _joint_latents(replacement)
+            replacement.joined_out = join_linears(module[spec.out], names=[spec.out])
+            up = replacement._latent_spec.query_latent[2]
+            if up in module:
+                replacement.joined_queries = join_linears(module[up], names=[up])
     return replacement
 
 
@@ -107,6 +117,7 @@ def _describe(replacement: MixedAttention, module: nn.Module, spec: AttentionSpe
         replacement._plain_norm = PlainNorm(eps)
     replacement._cap = None if spec.cap is None else attrgetter(spec.cap)(module) or None
     replacement.reads_stored_kv = reads_stored_kv(module, spec)
+    replacement.token_indexer = indexer_of(module, spec.indexer, replacement._heads, replacement._kv_heads)
 
 
 def _rope_of(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
@@ -114,7 +125,8 @@ def _rope_of(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
     if spec.rope_periods is not None:
         return positioned_rope(PeriodsRope(attrgetter(spec.rope_periods)(module)))
     used = spec.rope in module and (spec.rotates is None or attrgetter(spec.rotates)(module))
-    return module[spec.rope] if used else None
+    own = rope_spec_of(module[spec.rope]) if used else None
+    return module[spec.rope] if used and (own is None or own.dims is not None) else None
 
 
 def reads_stored_kv(module: nn.Module, spec: AttentionSpec) -> bool:
@@ -155,7 +167,7 @@ def _prepares_plainly(module: MixedAttention) -> bool:
     scaled = spec.query_scale is not None and isinstance(attrgetter(spec.query_scale)(module), mx.array)
     late = spec.norms_behind_rope and (module._plain_norm is not None or bool(_norms_of(module)))
     packed = spec.latent is not None or module.kv_layout is not None
-    return not (scaled or late or packed)
+    return not (scaled or late or packed or spec.tiled_heads)
 
 
 def _norms_of(module: MixedAttention) -> list[nn.Module]:
@@ -210,7 +222,11 @@ def _joint_projection(module: MixedAttention) -> JoinedLinear | None:
     of one size."""
     spec = module._spec
     if spec.joint is not None:
-        return None if spec.joint_by_group else join_linears(module[spec.joint], names=[spec.joint])
+        return (
+            None
+            if spec.joint_by_group or spec.conv is not None
+            else join_linears(module[spec.joint], names=[spec.joint])
+        )
     if spec.shared_kv is not None and spec.shared_kv.projected:
         return None
     wanted = spec.projections[:1] if module.reads_stored_kv else spec.projections
@@ -258,3 +274,43 @@ def _make_ragged_attention(
         gated=spec.gated,
         prepares=prepares and scales_first and not hands_on and _prepares_plainly(module),
     )
+
+
+def layer_numbers(path: str) -> list[int]:
+    """The numbers in a module's path, by which modules are in order."""
+    return [int(part) for part in path.split(".") if part.isdigit()]
+
+
+def layouts_of(module: nn.Module, spec: AttentionSpec, *, is_native: bool) -> list[KVLayout | None]:
+    """How what a layer stores lies in its pages, and behind it what its indexer stores."""
+    own: list[KVLayout | None] = [kv_layout_of(module, spec) if is_native else None]
+    return [*own, SplitKeys()] if has_indexer(module, spec.indexer) else own
+
+
+def kv_layouts(model: nn.Module) -> list[KVLayout | None]:
+    """The same of all layers with our attention, in order."""
+    mixed = [
+        (layer_numbers(path), module)
+        for path, module in model.named_modules()
+        if isinstance(module, MixedAttention) and not module.reads_stored_kv
+    ]
+    ordered = [module for _, module in sorted(mixed, key=lambda each: each[0])]
+    return [own for each in ordered for own in layouts_of(each, each._spec, is_native=each.native)]
+
+
+def gathers_pages(model: nn.Module, layers: int) -> tuple[bool, bool]:
+    """Whether pages are gathered for some of so many attention layers, in mixed batches of few tokens a row, and of
+    more."""
+    mixed = [module for _, module in model.named_modules() if isinstance(module, MixedAttention)]
+    kernels = [module.paged_attention for module in mixed if not module.native]
+    each = [(True, True) if paged is None else paged.gathers for paged in kernels]
+    if len(mixed) < layers or any(isinstance(module, MixedDecoder) and module.has_chunks for module in model.modules()):
+        each.append((True, True))
+    return any(few for few, _ in each), any(many for _, many in each)
+
+
+def check_coded_attention(model: nn.Module, sample: CodedSample) -> None:
+    """Check all attention by kernels of a GPU that reads pages in fewer bits like these."""
+    for _, module in model.named_modules():
+        if isinstance(module, MixedAttention) and module.paged_attention is not None:
+            module.paged_attention.check_coded(sample)

@@ -1,22 +1,23 @@
 """Decode graphs: on GPUs, all layers of a model as one captured graph, so that a step of few tokens takes a dozen
-launches instead of hundreds.
+launches instead of hundreds. Parts that have no kernels are computed by their own modules, between two graphs.
 
 Every layer is swapped for a module that passes its input on and notes its mask and its state; the last one runs all of
 them. Lengths, block tables, positions and the addresses of pages are data; the numbers of rows and tokens are rounded
-up to a few sizes, so that most steps find their graph captured. `graph_layers` says which layers have kernels for all
-of their parts; prompts, and what is not covered, are run by the layers' own modules. A graph is compared with those
-before it is used. Only the engine thread may call any of it.
+up to a few sizes, so that most steps find their graphs captured. `graph_layers` says which parts have kernels; prompts
+are run by the layers' own modules. Graphs are compared with those before they are used. Only the engine thread may call
+any of it.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -38,48 +39,40 @@ from ingot.kernels.paged_attention.inputs import (
     WIDTHS,
     KernelRows,
     RowBounds,
-    padded_count,
     token_slots,
 )
-from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import RopeKernel
-from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.kernels.selfcheck import first_wrong
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
 from ingot.models.layers.graph_inputs import (
+    AttentionContext,
+    AttentionKind,
     GraphAttentionInputs,
+    GraphKey,
+    GraphStep,
     LoraGraphs,
     MixerInputs,
     RecurrentInputs,
     SlabAddresses,
     StateAddresses,
+    StepContext,
     StepInputs,
     coded_addresses_of,
     slab_addresses_of,
 )
-from ingot.models.layers.graph_layers import (
-    AttentionPart,
-    GraphLayers,
-    RecurrentPart,
-    UncoveredPartError,
-    graph_layers_of,
-)
+from ingot.models.layers.graph_layers import GraphLayers, GraphRun, OwnBlock, graph_layers_of
+from ingot.models.layers.graph_parts import AttentionPart, RecurrentPart, UncoveredPartError
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.mlp import all_fixed_experts
-from ingot.models.layers.modules import extend
+from ingot.models.layers.modules import extend, own_class
 from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
 
 log = logging.getLogger("ingot.models")
 MOST_GRAPHS = 128
 """Graphs that are kept, for as many numbers of rows and lengths."""
-LEAST_TABLE = 1024
-"""Pages that a graph's block table has room for."""
-LEAST_SPLITS = 8
-"""KV splits that any graph has room for: those that a short row does not have cost next to nothing."""
 AHEAD_SPLITS = (8, 16, 32)
 """KV splits of the longest row for which graphs are captured ahead."""
 GRAPH_TRIALS = 2
@@ -93,121 +86,21 @@ MOST_ROUNDING = 0.5
 class LayerCall(NamedTuple):
     """What a layer was called with besides hidden states."""
 
-    mask: Any
-    cache: Any
     given: Mapping[str, Any]
-    shared: str | None  # the argument with an earlier layer's state
+    shared: str | None = None  # the argument with an earlier layer's state
+
+    @property
+    def mask(self) -> Any:
+        return self.given.get("mask")
+
+    @property
+    def cache(self) -> Any:
+        return self.given.get("cache")
 
     @property
     def state(self) -> Any:
         """Its own KV state, or the earlier layer's whose KV it reads."""
         return self.given.get(self.shared) if self.cache is None and self.shared is not None else self.cache
-
-
-class AttentionKind(NamedTuple):
-    """Attention of layers whose pages are the same and are split alike."""
-
-    group: int  # its number among the page groups of the context
-    splits: KVSplits
-    window: int
-
-    def bounded(self, splits: int, most: int) -> int:
-        """KV splits enough for `most` queries of a row that has so many without a window: how the window happens to lie
-        in them is data of a step."""
-        spanned = -(-(self.window + most - 2) // self.splits.size) + 1
-        return min(splits, 1 << (spanned - 1).bit_length()) if self.window else splits
-
-
-class _AttentionContext(NamedTuple):
-    """An attention layer at all steps over the same KV states."""
-
-    storage: KernelStorage
-    attention: PagedAttention
-    rope: RopeKernel
-    kind: int  # the numbers of its kind of attention and of its angles
-    angles: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StepContext:
-    """What all steps over the same KV states have in common."""
-
-    first: weakref.ref[AppendState]
-    windows: tuple[int | None, ...]
-    dtype: mx.Dtype
-    layers: Mapping[int, _AttentionContext]  # those with attention, by their numbers
-    groups: Sequence[tuple[int, ...]]  # the layers of each group of pages
-    kinds: Sequence[AttentionKind]
-    angles: Sequence[RopeAngles]
-    kernel_ids: tuple[int, ...]  # of attention and ropes
-
-    def storages(self, group: int) -> list[KernelStorage]:
-        return [self.layers[number].storage for number in self.groups[group]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _GraphStep:
-    """The data of a step."""
-
-    context: _StepContext
-    tokens: int
-    rows: Sequence[KernelRows]  # of each group of pages
-    slots: Sequence[mx.array]  # likewise
-    angles: Sequence[mx.array]
-    layer_inputs: mx.array | None  # what each layer is given, where they are given something
-    spans: mx.array | None  # of the rows of recurrent layers, if there are any
-    token_loras: mx.array | None  # each token's adapter, where some have one
-    lora_version: int
-    has_fixed_experts: bool = False  # each token has the first one alone, whichever its router chooses
-
-    @property
-    def inputs(self) -> list[mx.array]:
-        """What its graph reads besides hidden states."""
-        data = [*self.angles] if self.layer_inputs is None else [self.layer_inputs, *self.angles]
-        for slots, rows in zip(self.slots, self.rows, strict=True):
-            data += [slots, rows.table, rows.rows]
-        if self.spans is not None:
-            data.append(self.spans)
-        return data if self.token_loras is None else [*data, self.token_loras]
-
-    @property
-    def key(self) -> _GraphKey:
-        tokens, kinds = padded_count(self.tokens), self.context.kinds
-        return _GraphKey(
-            tokens,
-            tuple(
-                RowBounds(
-                    padded_count(len(rows.spans)),
-                    rows.most,
-                    kind.bounded(max(LEAST_SPLITS, rows.splits(kind.splits, 0)), rows.most),
-                )
-                for kind in kinds
-                for rows in (self.rows[kind.group],)
-            ),
-            tuple(max(LEAST_TABLE, rows.table.size) for rows in self.rows),
-            tuple((tokens, each.shape[1]) if each.ndim == 2 else each.shape for each in self.angles),
-            tuple(rows.coded for rows in self.rows),
-            0 if self.layer_inputs is None else self.layer_inputs.shape[1],
-            self.lora_version,
-            self.has_fixed_experts,
-        )
-
-
-class _GraphKey(NamedTuple):
-    """All that a graph depends on, apart from data: sizes that a step must fit in."""
-
-    tokens: int
-    rows: tuple[RowBounds, ...]  # for each kind of attention
-    tables: tuple[int, ...]  # of each group of pages
-    angles: tuple[tuple[int, ...], ...]
-    coded: tuple[bool, ...]  # whether some pages of a group are in fewer bits
-    layer_inputs: int  # numbers that the layers of a token are given besides hidden states
-    lora_version: int = 0  # of the adapters; 0: no token has one
-    has_fixed_experts: bool = False
-
-    def resized(self, tokens: int, rows: tuple[RowBounds, ...]) -> _GraphKey:
-        angles = tuple((tokens, *shape[1:]) if len(shape) == 2 else shape for shape in self.angles)
-        return self._replace(tokens=tokens, rows=rows, angles=angles)
 
 
 class DecodeGraphs:
@@ -217,14 +110,18 @@ class DecodeGraphs:
         self.layers, self._parts, self._stage = layers, parts, stage
         self.most_tokens = parts.most_tokens
         self.loras = LoraGraphs(parts.products, stage)
-        self._replays: OrderedDict[tuple[object, _GraphKey], tuple[GraphReplay, object]] = OrderedDict()
+        # By the ids of kernels, by what a step's graphs depend on, and by the number of a graph among these.
+        self._replays: OrderedDict[tuple[object, GraphKey, int], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
-        self._attention = [n for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, AttentionPart)]
-        self._recurrent = {
-            n: layer.mixer for n, layer in enumerate(parts.layers) if isinstance(layer.mixer, RecurrentPart)
-        }
+        mixers = {number: layer.mixer for number, layer in enumerate(parts.layers) if layer.mixer is not None}
+        self._attention = {n: part for n, part in mixers.items() if isinstance(part, AttentionPart)}
+        self._recurrent = {n: part for n, part in mixers.items() if isinstance(part, RecurrentPart)}
+        # The first layer whose queries are multiplied by a number for each token, which is the same for all layers, and
+        # the argument with it.
+        scales = ((n, part.token_scale) for n, part in self._attention.items() if part.token_scale is not None)
+        self._token_scale = next(scales, None)
         self._states = StateAddresses(len(self._recurrent))
-        self._context: _StepContext | None = None
+        self._context: StepContext | None = None
         self._opened: list[LayerCall] = []  # of the layers that were called in the open pass
         self.layer_inputs: mx.array | None = None
         """What the layers of the open pass are given [1, tokens, layers, size], where they are given something."""
@@ -240,6 +137,10 @@ class DecodeGraphs:
     @property
     def slower(self) -> str | None:
         """Why graphs are slower here than they could be; None where they are not."""
+        if self._parts.lacking is not None:
+            return (
+                f"{self._parts.lacking} run by their own modules between graphs, slower: there are no kernels for them"
+            )
         return self._stage.slower
 
     def follows(self, number: int) -> bool:
@@ -258,21 +159,25 @@ class DecodeGraphs:
 
     def __call__(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
         states = [call.state for call in calls]
-        step = None if self.refusal is not None else self._step(x, [call.mask for call in calls], states)
+        step = None if self.refusal is not None else self._step(x, calls, states)
         if step is None:
             return self._run_layers(x, calls)
         if self._trials < GRAPH_TRIALS or step.lora_version not in (0, self.loras.compared_version):
             return self._run_and_compare(x, calls, states, step)
-        return self._replay(x, states, step)
+        return self._replay(x, calls, step)
 
     def _run_layers(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
-        for layer, call in zip(self.layers, calls, strict=True):
-            y = layer(x, call.mask, call.cache, **call.given)
-            x = y[0] if isinstance(y, tuple) else y
+        for number in range(len(self.layers)):
+            x = self._run_layer(number, x, calls)
         return x
 
+    def _run_layer(self, number: int, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
+        y = self.layers[number](x, **calls[number].given)
+        first: mx.array = y[0] if isinstance(y, tuple) else y
+        return first
+
     def _run_and_compare(
-        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: _GraphStep
+        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: GraphStep
     ) -> mx.array:
         """The result of the layers' own modules. Before, the graph writes nearly the same KV to the same slots."""
         try:
@@ -291,30 +196,36 @@ class DecodeGraphs:
         return self._run_layers(x, calls)
 
     def _difference_from_layers(
-        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: _GraphStep
+        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: GraphStep
     ) -> str | None:
         """How a graph's results, and the states that it leaves, differ from those of the layers' own modules."""
         nudged = nudged_states(x, float(mx.finfo(x.dtype).eps))
         moved = self._run_on_copies(states, lambda: self._run_layers(nudged, calls))
-        found = self._run_on_copies(states, lambda: self._replay(x, states, step))
+        found = self._run_on_copies(states, lambda: self._replay(x, calls, step))
         right = self._run_on_copies(states, lambda: self._run_layers(x, calls))
         return first_wrong(_difference(*each) for each in zip(right, found, moved, strict=True))
 
     def _run_on_copies(self, states: Sequence[Any], run: Callable[[], mx.array]) -> list[Sequence[mx.array]]:
-        """What it returns, and the tails and the states that it would leave of all recurrent layers."""
-        recurrent = [states[number] for number in self._recurrent]
-        copies = [[copy_array(part) for part in arrays] for arrays in self._recurrent_arrays(states)]
-        mx.eval(copies)
-        kept = [state.exchange(parts) for state, parts in zip(recurrent, copies, strict=True)]
+        """What it returns, and the tails and the states that it would leave of all recurrent layers of graphs."""
+        for number, part in self._recurrent.items():
+            part.states_of(states[number])
+        recurrent = {number: state for number, state in enumerate(states) if isinstance(state, RecurrentState)}
+        copied = {
+            number: [None if part is None else copy_array(part) for part in state.cache]
+            for number, state in recurrent.items()
+        }
+        copies = [[part for part in copied[number] if part is not None] for number in self._recurrent]
+        mx.eval(list(copied.values()))
+        kept = {number: state.exchange(copied[number]) for number, state in recurrent.items()}
         try:
             y = run()
             mx.eval(y)
         finally:
-            for state, parts in zip(recurrent, kept, strict=True):
-                state.exchange(parts)
+            for number, state in recurrent.items():
+                state.exchange(kept[number])
         return [[y], *zip(*copies, strict=True)]
 
-    def _refuse(self, reason: str, step: _GraphStep) -> None:
+    def _refuse(self, reason: str, step: GraphStep) -> None:
         if step.lora_version:
             self.loras.refusal = reason
         else:
@@ -322,11 +233,12 @@ class DecodeGraphs:
         what = "adapters" if step.lora_version else "layers"
         log.warning("%s are not run as graphs, which is slower: %s", what, reason)
 
-    def _step(self, x: mx.array, masks: Sequence[Any], states: Sequence[Any]) -> _GraphStep | None:
+    def _step(self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any]) -> GraphStep | None:
         """None where the graph does not cover the open forward batch."""
         if not self.loras.covers(x.dtype):
             return None
-        first = states[self._attention[0]]
+        masks = [call.mask for call in calls]
+        first = states[next(iter(self._attention))]
         mixed = first.whole if isinstance(first, AppendState) else None
         if (
             mixed is None
@@ -346,34 +258,42 @@ class DecodeGraphs:
         context = self._context
         if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, x.dtype):
             context = self._context = self._find_context(states, windows, x.dtype)
-        return None if context is None else self._step_of(mixed, states, context)
+        return None if context is None else self._step_of(mixed, calls, states, context)
 
     def _find_context(
         self, states: Sequence[Any], windows: tuple[int | None, ...], dtype: mx.Dtype
-    ) -> _StepContext | None:
-        layers: dict[int, _AttentionContext] = {}
+    ) -> StepContext | None:
+        layers: dict[int, AttentionContext] = {}
         groups: dict[int, list[int]] = {}
         kinds: dict[AttentionKind, int] = {}
         angles: dict[RopeAngles, int] = {}
         for number, window in zip(self._attention, windows, strict=True):
-            state, part = states[number], self._parts.layers[number].mixer
-            assert isinstance(part, AttentionPart)
+            state, part = states[number], self._attention[number]
             storage = _kernel_storage_of(state, part, dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
-            rope = None if storage is None else part.rope.kernel_for(storage.sizes, dtype)
+            rope = None if storage is None else part.rope_kernel(storage.sizes, dtype)
             if storage is None or attention is None or rope is None:
                 return None
             groups.setdefault(state.group.number, []).append(number)
             kind = AttentionKind([*groups].index(state.group.number), attention.splits, window or 0)
             known = kinds.setdefault(kind, len(kinds)), angles.setdefault(part.rope.angles, len(angles))
-            layers[number] = _AttentionContext(storage, attention, rope, *known)
+            layers[number] = AttentionContext(storage, attention, rope, *known)
         kernel_ids = tuple(id(kernel) for layer in layers.values() for kernel in (layer.attention, layer.rope))
         members = [tuple(numbers) for numbers in groups.values()]
-        return _StepContext(
-            weakref.ref(states[self._attention[0]]), windows, dtype, layers, members, [*kinds], [*angles], kernel_ids
+        return StepContext(
+            weakref.ref(states[next(iter(self._attention))]),
+            windows,
+            dtype,
+            layers,
+            members,
+            [*kinds],
+            [*angles],
+            kernel_ids,
         )
 
-    def _step_of(self, mixed: MixedBatch, states: Sequence[Any], context: _StepContext) -> _GraphStep | None:
+    def _step_of(
+        self, mixed: MixedBatch, calls: Sequence[LayerCall], states: Sequence[Any], context: StepContext
+    ) -> GraphStep | None:
         rows, slots = [], []
         for numbers in context.groups:
             state, storage = states[numbers[0]], context.layers[numbers[0]].storage
@@ -382,33 +302,40 @@ class DecodeGraphs:
             if not all(context.layers[number].storage.reads(rows[-1]) for number in numbers):
                 return None
         angles = [each.of_batch(mixed) for each in context.angles]
+        if self._token_scale is not None:
+            number, argument = self._token_scale
+            angles.append(calls[number].given[argument].reshape(mixed.tokens, 1).astype(mx.float32))
         spans = recurrent_spans(mixed).spans if self._recurrent else None
         loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
         if self._parts.takes_layer_inputs:
             assert self.layer_inputs is not None
             layer_inputs = mx.contiguous(self.layer_inputs.reshape(mixed.tokens, -1).astype(context.dtype))
-        return _GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, self.loras.version)
+        version, fixed = self.loras.version, self._parts.has_fixed_experts
+        return GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, version, fixed)
 
-    def _recurrent_arrays(self, states: Sequence[Any]) -> list[list[mx.array]]:
-        return [part.states_of(states[number]) for number, part in self._recurrent.items()]
-
-    def _replay(self, x: mx.array, states: Sequence[Any], step: _GraphStep) -> mx.array:
-        key, context = step.key, step.context
-        replay = self._replay_for(context, key)
+    def _replay(self, x: mx.array, calls: Sequence[LayerCall], step: GraphStep) -> mx.array:
+        key, context, shape = step.key, step.context, x.shape
+        self._make_room(context, key)
         storages = [layer.storage for layer in context.layers.values()]
         before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
         for group, addresses in self._addresses_for(key):
             after = addresses.store(self._stage.run, context.storages(group), after)
-        recurrent = [states[number] for number in self._recurrent]
+        recurrent = [calls[number].state for number in self._recurrent]
         arrays_of = [part.states_of for part in self._recurrent.values()]
         after = self._states.store(self._stage.run, recurrent, arrays_of, after)
-        y, done = replay([mx.contiguous(x), *step.inputs], after)
+        for number, run in enumerate(self._parts.runs):
+            if isinstance(run, GraphRun):
+                y, after = self._replay_for(context, key, number)([mx.contiguous(x), *step.inputs], after)
+                x = y.reshape(shape)
+            else:
+                x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
         for storage in storages:
-            storage.go_on(done)
-        return y.reshape(x.shape)
+            storage.go_on(after)
+        return x
 
-    def _replay_for(self, context: _StepContext, key: _GraphKey) -> GraphReplay:
+    def _make_room(self, context: StepContext, key: GraphKey) -> None:
+        """For what the graphs of a step read besides its data."""
         for group, addresses in self._addresses_for(key):
             if not addresses.has_room(context.storages(group)):
                 if addresses.buffers:
@@ -418,19 +345,22 @@ class DecodeGraphs:
             for other in [other for other in self._replays if other[1].lora_version]:
                 del self._replays[other]
             self.loras.take_version(key.lora_version)
-        replay_key = (context.kernel_ids, key)
+
+    def _replay_for(self, context: StepContext, key: GraphKey, number: int) -> GraphReplay:
+        """The graph of the run with this number."""
+        replay_key = (context.kernel_ids, key, number)
         if replay_key not in self._replays:
             self.graph_count += 1
             kernels = [
                 (layer.attention, layer.rope) for layer in context.layers.values()
             ]  # held: they are known by their ids
-            self._replays[replay_key] = (self._stage.ready(self._capture(context, key)), kernels)
-            if len(self._replays) > MOST_GRAPHS:
+            self._replays[replay_key] = (self._stage.ready(self._capture(context, key, number)), kernels)
+            if len(self._replays) > MOST_GRAPHS * self._parts.graph_count:
                 self._replays.popitem(last=False)
         self._replays.move_to_end(replay_key)
         return self._replays[replay_key][0]
 
-    def _addresses_for(self, key: _GraphKey) -> Iterable[tuple[int, SlabAddresses]]:
+    def _addresses_for(self, key: GraphKey) -> Iterable[tuple[int, SlabAddresses]]:
         """The address buffers that a graph reads, with their groups."""
         for group, coded in enumerate(key.coded):
             for of_coded in (False, True)[: 1 + coded]:
@@ -459,32 +389,40 @@ class DecodeGraphs:
             for tokens, rows, most in (*singles, *drafts)
             if tokens <= self.most_tokens
         ]
-        began = time.monotonic()
-        self._stage.prepare(kind for key in keys for kind in self._capture(self._context, key).kinds)
+        began, before = time.monotonic(), self.graph_count
+        runs = [number for number, run in enumerate(self._parts.runs) if isinstance(run, GraphRun)]
+        self._stage.prepare(
+            kind for key in keys for run in runs for kind in self._capture(self._context, key, run).kinds
+        )
         for key in reversed(keys):  # those that need most memory first: the others share it
-            self._replay_for(self._context, key)
-        log.info("%d decode graphs were captured ahead, in %.1f s", len(keys), time.monotonic() - began)
+            self._make_room(self._context, key)
+            for run in runs:
+                self._replay_for(self._context, key, run)
+        made = self.graph_count - before
+        log.info("%d decode graphs were captured ahead, in %.1f s", made, time.monotonic() - began)
 
-    def _capture(self, context: _StepContext, key: _GraphKey) -> GraphCapture:
-        capture, tokens, parts = GraphCapture(), key.tokens, self._parts
+    def _capture(self, context: StepContext, key: GraphKey, number: int) -> GraphCapture:
+        """The run with this number."""
+        capture, tokens, run, parts = GraphCapture(), key.tokens, self._parts.runs[number], self._parts
+        assert isinstance(run, GraphRun)
         states = capture.give((tokens, parts.size), context.dtype)
         layers = None if not key.layer_inputs else capture.give((tokens, key.layer_inputs), context.dtype)
         inputs = self._give_inputs(capture, context, key)
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
         slots = next(each.slots for each in inputs.values() if isinstance(each, GraphAttentionInputs))
-        added, residuals = None, iter(parts.residuals)
-        for number, layer in enumerate(parts.layers):
-            for part in layer.parts:
-                states, normed = next(residuals)(capture, states, added)
-                added = part.capture(
-                    capture, normed, StepInputs(inputs.get(number), slots, loras, layers, key.has_fixed_experts)
-                )
-        capture.result, _ = next(residuals)(capture, states, added)
+        added: mx.array | None = None
+        residuals = run.residuals
+        for (layer, part), residual in zip(run.parts, residuals[:-1], strict=True):
+            states, normed = residual(capture, states, added)
+            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts)
+            added = part.capture(capture, normed, given)
+        capture.result, _ = residuals[-1](capture, states, added)
         return capture
 
-    def _give_inputs(self, capture: GraphCapture, context: _StepContext, key: _GraphKey) -> dict[int, MixerInputs]:
-        """Placeholders for a step's inputs (`_GraphStep.inputs`), as each layer's mixer takes them, by its number."""
+    def _give_inputs(self, capture: GraphCapture, context: StepContext, key: GraphKey) -> dict[int, MixerInputs]:
+        """Placeholders for a step's inputs (`GraphStep.inputs`), as each layer's mixer takes them, by its number."""
         angles = [capture.give(shape, mx.float32) for shape in key.angles]
+        token_scales = None if self._token_scale is None else angles[-1]
         slots, tables, rows = [], [], []
         bounds = {kind.group: bound for kind, bound in zip(context.kinds, key.rows, strict=True)}
         for group, table in enumerate(key.tables):
@@ -515,6 +453,7 @@ class DecodeGraphs:
                 angles[layer.angles],
                 self._addresses_of(kind.group, of_coded=False).buffers[at],
                 coded,
+                token_scales,
             )
         return inputs
 
@@ -548,15 +487,16 @@ class GraphedLayer(LayerStandIn):
 
     _stack: DecodeGraphs
     _number: int
+    _names: tuple[str, ...]  # of its arguments behind hidden states
     _shared_kv: SharedKvSpec | None  # what it returns for later layers
 
-    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, **given: Any) -> Any:
-        shared = self._shared_kv
-        call = LayerCall(mask, cache, given, None if shared is None else shared.argument)
+    def __call__(self, x: mx.array, *args: Any, **options: Any) -> Any:
+        shared, given = self._shared_kv, dict(zip(self._names, args, strict=False)) | options
+        call = LayerCall(given, None if shared is None else shared.argument)
         # What it returns for later layers is a state only in mixed batches.
         passes_state = isinstance(call.state, AppendState) and call.state.whole is not None
-        if is_mlx_lm_cache(cache) or not self._stack.follows(self._number) or not (shared is None or passes_state):
-            return self.by_itself(x, mask, cache, **given)
+        if is_mlx_lm_cache(call.cache) or not self._stack.follows(self._number) or not (shared is None or passes_state):
+            return self.by_itself(x, *args, **options)
         y = self._stack.call_layer(self._number, x, call)
         return y if shared is None else (y, call.state, *map(given.get, shared.returned))
 
@@ -585,6 +525,7 @@ def capture_layers(model: Any, device: Device) -> DecodeGraphs | None:
         return None
     for number, layer in enumerate(replace_layers(model, dict.fromkeys(range(len(layers)), GraphedLayer))):
         layer._stack, layer._number, layer._shared_kv = stack, number, parts.layers[number].shared_kv
+        layer._names = tuple(inspect.signature(own_class(layer).__call__).parameters)[2:]
     if parts.takes_layer_inputs:
         decoder = extend(decoder_of(model), LayerInputsDecoder, "Keeping")
         decoder._stack = stack

@@ -29,8 +29,8 @@ from ingot.models.lora.layers import LoraMapping
 class LayerStandIn(nn.Module):
     """Replaces a layer, which it extends, and can still compute it alone."""
 
-    def by_itself(self, x: mx.array, mask: Any, state: Any, **given: Any) -> Any:
-        return super().__call__(x, mask, state, **given)
+    def by_itself(self, *args: Any, **options: Any) -> Any:
+        return super().__call__(*args, **options)
 
 
 def is_mlx_lm_cache(cache: Any) -> bool:

@@ -18,7 +18,7 @@ from ingot.kernels.dense_matmul.kernels import MOST_ROWS, DenseProduct, DenseWei
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, PackedWeights
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
-from ingot.models.layers.modules import adopt_module, swap_each
+from ingot.models.layers.modules import adopt_module, float_dtype, swap_each
 from ingot.models.lora.layers import LoraMatrixStack
 from ingot.upstream import QuantizedSwitchLinear
 
@@ -78,7 +78,16 @@ def _join_weights(layers: Sequence[Any]) -> Any:
 
 def joined_linears_of(model: nn.Module) -> list[JoinedLinear]:
     """All that the modules of a model have."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, JoinedLinear)]
+    return [product for module in model.modules() for product in joined_linears_in(module)]
+
+
+def joined_linears_in(module: nn.Module) -> list[JoinedLinear]:
+    """Those that a module itself has, also in tuples."""
+    values = list(vars(module).values())
+    for value in values:
+        if isinstance(value, tuple):
+            values += value
+    return [value for value in values if isinstance(value, JoinedLinear)]
 
 
 def join_linears(*layers: nn.Module, names: Sequence[str] = (), apart: bool = False) -> JoinedLinear | None:
@@ -121,9 +130,9 @@ class _QuantizedKernel(nn.Module):
     _kernels: CheckedPacked
 
     def _multiply(self, x: mx.array) -> mx.array | None:
-        """None for what MLX multiplies as fast, and for activations in another format than the weights' scales."""
+        """None for what MLX multiplies as fast, and for activations in another format than was expected."""
         weights, scratch = self._packed, self._kernels.scratch
-        if x.dtype != weights.scales.dtype:
+        if x.dtype != weights.dtype:
             return None
         rows = x.reshape(-1, weights.columns)
         if rows.shape[0] <= FEW_ROWS:
@@ -152,7 +161,7 @@ class QuantizedKernelSwitchLinear(QuantizedSwitchLinear):
         weights = self._packed
         # Each row comes with its experts, or once for each of them.
         rowwise = x.shape[:-1] in ((*indices.shape, 1), (*indices.shape[:-1], 1, 1))
-        if not rowwise or x.dtype != weights.scales.dtype or indices.size > FEW_ROWS:
+        if not rowwise or x.dtype != weights.dtype or indices.size > FEW_ROWS:
             own: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
             return own
         chosen = indices.reshape(-1).view(mx.int32)
@@ -172,10 +181,10 @@ def swap_quantized_layers(model: nn.Module, kernels: CheckedPacked) -> int:
     """Swap quantised layers for ones that multiply faster, where that is correct; returns how many were swapped.
     Joined products are swapped, and so are their layers, which other batches multiply by: nothing is left to MLX's own
     products, as it takes half a minute to compile the first of them."""
-    products = joined_linears_of(model)
+    products, main = joined_linears_of(model), float_dtype(model)
     for product in products:
-        product.linear = _quantized_kernel_layer(product.linear, kernels) or product.linear
-    swapped = swap_each(model, lambda module: _quantized_kernel_layer(module, kernels))
+        product.linear = _quantized_kernel_layer(product.linear, kernels, main) or product.linear
+    swapped = swap_each(model, lambda module: _quantized_kernel_layer(module, kernels, main))
     return swapped + sum(type(product.linear) is QuantizedKernelLinear for product in products)
 
 
@@ -185,13 +194,14 @@ def reserve_scratch(model: nn.Module, kernels: CheckedPacked) -> None:
     kernels.reserve(layer._packed for layer in layers if isinstance(layer, QuantizedKernelLinear))
 
 
-def _quantized_kernel_layer(module: Any, kernels: CheckedPacked) -> Any:
+def _quantized_kernel_layer(module: Any, kernels: CheckedPacked, main: mx.Dtype) -> Any:
+    """`main` is the activations' dtype where weights do not say it."""
     if type(module) not in QUANTIZED_KERNELS:
         return None
     packed_format = PackedFormat(module.bits, module.group_size, module.mode)
     if not kernels.supports(packed_format):
         return None
-    weights = PackedWeights.of(packed_format, module.weight, module.scales, module.biases)
+    weights = PackedWeights.of(packed_format, module.weight, module.scales, module.get("biases"), dtype=main)
     product = kernels.of(weights)
     if product is None:
         return None

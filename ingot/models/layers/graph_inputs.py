@@ -1,26 +1,35 @@
-"""What decode graphs read and write besides hidden states: pages, recurrent states, and adapters."""
+"""What decode graphs read and write besides hidden states: pages, recurrent states, and adapters; and the data of a
+step, whose sizes choose its graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
+from ingot.cache.attention_state import AppendState
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import ReplayStage
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import LoraMatrices
-from ingot.kernels.paged_attention.inputs import KernelRows, padded_count
+from ingot.kernels.paged_attention.inputs import KernelRows, RowBounds, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.rope import RopeKernel
-from ingot.kernels.paged_attention.shapes import CodedPages
+from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
+from ingot.kernels.paged_attention.shapes import CodedPages, KVSplits
 from ingot.kernels.recurrent.kernels import RecurrentSpans, locate_states
 from ingot.models.layers.gpu_linear import JoinedLinear
+from ingot.models.layers.rope import RopeAngles
 from ingot.models.lora.layers import LoraMapping
 
+LEAST_TABLE = 1024
+"""Pages that a graph's block table has room for."""
+LEAST_SPLITS = 8
+"""KV splits that any graph has room for: those that a short row does not have cost next to nothing."""
 LEAST_ADDRESSES = 256
 """Numbers that a graph's slab addresses have room for, four a slab."""
 
@@ -30,7 +39,7 @@ class GraphAttentionInputs:
     """What an attention layer of a graph reads and writes besides hidden states."""
 
     attention: PagedAttention
-    rope: RopeKernel
+    rope: RopeKernel | LatentRopeKernel
     storage: KernelStorage
     rows: KernelRows
     slots: mx.array
@@ -38,6 +47,8 @@ class GraphAttentionInputs:
     addresses: mx.array
     """A buffer with the addresses of the storage's slabs."""
     coded: CodedPages | None
+    token_scales: mx.array | None
+    """What queries are multiplied by, a number for each token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,3 +188,109 @@ class LoraGraphs:
     def _matrices(self) -> list[LoraMatrices]:
         found = map(lora_matrices_of, self._products)
         return [each for each in found if each is not None]
+
+
+class AttentionKind(NamedTuple):
+    """Attention of layers whose pages are the same and are split alike."""
+
+    group: int  # its number among the page groups of the context
+    splits: KVSplits
+    window: int
+
+    def bounded(self, splits: int, most: int) -> int:
+        """KV splits enough for `most` queries of a row that has so many without a window: how the window happens to lie
+        in them is data of a step."""
+        spanned = -(-(self.window + most - 2) // self.splits.size) + 1
+        return min(splits, 1 << (spanned - 1).bit_length()) if self.window else splits
+
+
+class AttentionContext(NamedTuple):
+    """An attention layer at all steps over the same KV states."""
+
+    storage: KernelStorage
+    attention: PagedAttention
+    rope: RopeKernel | LatentRopeKernel
+    kind: int  # the numbers of its kind of attention and of its angles
+    angles: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepContext:
+    """What all steps over the same KV states have in common."""
+
+    first: weakref.ref[AppendState]
+    windows: tuple[int | None, ...]
+    dtype: mx.Dtype
+    layers: Mapping[int, AttentionContext]  # those with attention, by their numbers
+    groups: Sequence[tuple[int, ...]]  # the layers of each group of pages
+    kinds: Sequence[AttentionKind]
+    angles: Sequence[RopeAngles]
+    kernel_ids: tuple[int, ...]  # of attention and ropes
+
+    def storages(self, group: int) -> list[KernelStorage]:
+        return [self.layers[number].storage for number in self.groups[group]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphStep:
+    """The data of a step."""
+
+    context: StepContext
+    tokens: int
+    rows: Sequence[KernelRows]  # of each group of pages
+    slots: Sequence[mx.array]  # likewise
+    angles: Sequence[mx.array]  # and behind them what queries are multiplied by, if they are
+    layer_inputs: mx.array | None  # what each layer is given, where they are given something
+    spans: mx.array | None  # of the rows of recurrent layers, if there are any
+    token_loras: mx.array | None  # each token's adapter, where some have one
+    lora_version: int
+    has_fixed_experts: bool = False  # each token has the first one alone, whichever its router chooses
+
+    @property
+    def inputs(self) -> list[mx.array]:
+        """What its graph reads besides hidden states."""
+        data = [*self.angles] if self.layer_inputs is None else [self.layer_inputs, *self.angles]
+        for slots, rows in zip(self.slots, self.rows, strict=True):
+            data += [slots, rows.table, rows.rows]
+        if self.spans is not None:
+            data.append(self.spans)
+        return data if self.token_loras is None else [*data, self.token_loras]
+
+    @property
+    def key(self) -> GraphKey:
+        tokens, kinds = padded_count(self.tokens), self.context.kinds
+        return GraphKey(
+            tokens,
+            tuple(
+                RowBounds(
+                    padded_count(len(rows.spans)),
+                    rows.most,
+                    kind.bounded(max(LEAST_SPLITS, rows.splits(kind.splits, 0)), rows.most),
+                )
+                for kind in kinds
+                for rows in (self.rows[kind.group],)
+            ),
+            tuple(max(LEAST_TABLE, rows.table.size) for rows in self.rows),
+            tuple((tokens, each.shape[1]) if each.ndim == 2 else each.shape for each in self.angles),
+            tuple(rows.coded for rows in self.rows),
+            0 if self.layer_inputs is None else self.layer_inputs.shape[1],
+            self.lora_version,
+            self.has_fixed_experts,
+        )
+
+
+class GraphKey(NamedTuple):
+    """All that a graph depends on, apart from data: sizes that a step must fit in."""
+
+    tokens: int
+    rows: tuple[RowBounds, ...]  # for each kind of attention
+    tables: tuple[int, ...]  # of each group of pages
+    angles: tuple[tuple[int, ...], ...]
+    coded: tuple[bool, ...]  # whether some pages of a group are in fewer bits
+    layer_inputs: int  # numbers that the layers of a token are given besides hidden states
+    lora_version: int = 0  # of the adapters; 0: no token has one
+    has_fixed_experts: bool = False
+
+    def resized(self, tokens: int, rows: tuple[RowBounds, ...]) -> GraphKey:
+        angles = tuple((tokens, *shape[1:]) if len(shape) == 2 else shape for shape in self.angles)
+        return self._replace(tokens=tokens, rows=rows, angles=angles)

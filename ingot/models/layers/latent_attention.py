@@ -8,18 +8,31 @@ of all heads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import attrgetter
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, PerBatch
 from ingot.cache.kv_storage import KernelStorage
+from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, PackedWeights
+from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.families.description import LatentSpec
 from ingot.models.layers.attention import AttentionInputs, MixedAttention
 from ingot.models.layers.gpu_linear import JoinedLinear
 from ingot.models.layers.rope import KernelLatentRope
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadProducts:
+    """The products with weights for each head: into the space of latents, and out of it. Heads are to kernels what
+    experts are."""
+
+    into: tuple[PackedProduct, PackedWeights]
+    out_of: tuple[PackedProduct, PackedWeights]
 
 
 class LatentAttention(MixedAttention):
@@ -28,6 +41,10 @@ class LatentAttention(MixedAttention):
     latent_rope: KernelLatentRope | None
     joined_latents: JoinedLinear | None
     """The projections of what queries are made from, and of latents."""
+    joined_queries: JoinedLinear | None
+    """The projection of queries, where these are made from latents."""
+    head_products: HeadProducts | None
+    """What graphs multiply by, where there are kernels for it."""
 
     @property
     def _latent_spec(self) -> LatentSpec:
@@ -150,6 +167,11 @@ class LatentAttention(MixedAttention):
         values = self[spec.out_of_latent](latents)
         return mx.fast.scaled_dot_product_attention(by_head, keys, values, scale=self._scale, mask=scores)
 
+    def _index_input(self, x: mx.array) -> mx.array:
+        down, norm, _ = (self[name] for name in self._latent_spec.query_latent)
+        normed: mx.array = norm(down(x))
+        return normed
+
     def _project_latent_queries(self, x: mx.array) -> mx.array:
         spec = self._latent_spec
         if spec.query in self:
@@ -160,6 +182,8 @@ class LatentAttention(MixedAttention):
     def _queries_of_latents(self, latents: mx.array) -> mx.array:
         spec = self._latent_spec
         _, norm, up = (self[name] for name in spec.query_latent)
+        if self.joined_queries is not None and (latents.ndim == 2 or not self.joined_queries.needs_rows):
+            up = self.joined_queries
         return _scaled(up(norm(latents)), self, spec.query_scale)
 
     def _by_head(self, name: str, x: mx.array) -> mx.array:
@@ -181,3 +205,23 @@ class LatentAttention(MixedAttention):
 def _scaled(x: mx.array, module: MixedAttention, name: str | None) -> mx.array:
     factor = None if name is None else attrgetter(name)(module)
     return x if factor is None else x * factor
+
+
+def find_head_products(model: nn.Module, kernels: CheckedPacked) -> None:
+    """Find the kernels of all latent attention of a model."""
+    for module in model.modules():
+        if isinstance(module, LatentAttention) and module._stores_latents:
+            names = module._latent_spec.into_latent, module._latent_spec.out_of_latent
+            into, out_of = (_head_product(module[name], kernels) for name in names)
+            module.head_products = None if into is None or out_of is None else HeadProducts(into, out_of)
+
+
+def _head_product(layer: nn.Module, kernels: CheckedPacked) -> tuple[PackedProduct, PackedWeights] | None:
+    if "scales" not in layer or layer.get("biases") is None:
+        return None
+    packing = PackedFormat(layer.bits, layer.group_size, layer.mode)
+    if not kernels.supports(packing):
+        return None
+    weights = PackedWeights.of(packing, layer.weight, layer.scales, layer.biases)
+    product = kernels.of(weights)
+    return None if product is None else (product, weights)

@@ -66,10 +66,14 @@ def layer_program_of(layer: Any) -> LayerProgram | None:
         blocks.append(ResidualBlock(LayerInputBlock(spec.layer_input, layer), None, norm(spec.layer_input.norm_after)))
     return LayerProgram(
         tuple(blocks),
-        None if spec.multiplier is None else float(attrgetter(spec.multiplier)(layer)),
+        None if spec.multiplier is None else _multiplier(layer, spec.multiplier, spec.depth),
         spec.clipped,
         None if spec.scale is None else _number(layer[spec.scale]),
     )
+
+
+def _multiplier(layer: Any, name: str, depth: str | None) -> float:
+    return float(attrgetter(name)(layer)) / (1.0 if depth is None else attrgetter(depth)(layer) ** 0.5)
 
 
 def _number(array: mx.array) -> float:

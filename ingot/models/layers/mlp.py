@@ -28,8 +28,8 @@ from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, join_linears
 from ingot.models.layers.modules import (
     adopt_module,
     extend,
+    float_dtype,
     measured_part,
-    named_parameters,
     swap_each,
     temporarily_extended,
 )
@@ -247,8 +247,7 @@ _EXPERT_CURVES: dict[str, Curve] = {
 
 def swap_switch_mlps(model: nn.Module, kernels: CheckedExperts) -> int:
     """Swap the MLPs of quantised experts that our kernels multiply faster for many tokens; returns how many were."""
-    dtypes = [array.dtype for _, array in named_parameters(model)]
-    main = next((dtype for dtype in dtypes if mx.issubdtype(dtype, mx.floating)), mx.float32)
+    main = float_dtype(model)
     return swap_each(model, lambda module: _grouped_experts(module, kernels, main))
 
 
@@ -276,7 +275,7 @@ def _grouped_experts(module: Any, kernels: CheckedExperts, main: mx.Dtype) -> nn
 
 def _expert_weights(linear: QuantizedSwitchLinear) -> ExpertWeights:
     packing = PackedFormat(linear.bits, linear.group_size, linear.mode)
-    return ExpertWeights(packing, linear.weight, linear.scales, linear.biases, linear.get("bias"))
+    return ExpertWeights(packing, linear.weight, linear.scales, linear.get("biases"), linear.get("bias"))
 
 
 def _expert_curve(activation: Any) -> Curve | None:
@@ -287,7 +286,7 @@ def _expert_curve(activation: Any) -> Curve | None:
     return _EXPERT_CURVES.get(f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}")
 
 
-class _FirstExpert:
+class FirstExpert:
     """Sends each token to the first expert, as often as it would have gone to others. The weights stay the router's:
     they change little where the router wavers, whichever order it chose."""
 
@@ -303,7 +302,7 @@ def fixed_experts(model: nn.Module) -> AbstractContextManager[None] | None:
     outermost = [
         (path, module) for path, module in found if not any(path.startswith(f"{other}.") for other, _ in found)
     ]
-    return temporarily_extended(model, outermost, _FirstExpert) if outermost else None
+    return temporarily_extended(model, outermost, FirstExpert) if outermost else None
 
 
 @contextmanager

@@ -6,7 +6,8 @@ embeddings here are computed by the native kernels, on CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -89,6 +90,15 @@ def named_parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
     """Every weight with its path."""
     flat: Any = tree_flatten(model.parameters())
     return list(flat)
+
+
+def float_dtype(model: nn.Module, widened: Collection[str] = ()) -> mx.Dtype:
+    """That of most floating weights. Those at paths that are `widened` as they are multiplied count as float32."""
+    sizes: Counter[mx.Dtype] = Counter()
+    for path, array in named_parameters(model):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[mx.float32 if path in widened else array.dtype] += array.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default=mx.float32)
 
 
 def adopt_module(module: nn.Module, cls: type) -> Any:

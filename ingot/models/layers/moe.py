@@ -130,15 +130,21 @@ def _curve_of(activation: nn.Module) -> tuple[ExpertCurve, mx.array] | None:
 
 
 def _bias_of(linear: QuantizedKernelSwitchLinear) -> mx.array:
-    bias: mx.array = mx.contiguous(linear.bias.astype(linear._packed.scales.dtype))
+    bias: mx.array = mx.contiguous(linear.bias.astype(linear._packed.dtype))
     return bias
+
+
+def _found(module: Any, path: str) -> Any:
+    """None where the module does not have it."""
+    owner, _, name = path.rpartition(".")
+    return getattr(attrgetter(owner)(module) if owner else module, name, None)
 
 
 def _router_of(module: Any, kernels: CheckedKernels, weights: PackedWeights) -> ExpertRouter | None:
     spec: MoeSpec = module._spec
 
     def number(path: str | None, otherwise: Any) -> Any:
-        value = None if path is None else attrgetter(path)(module)
+        value = None if path is None else _found(module, path)
         return otherwise if value is None else value
 
     top = int(number(spec.top, None))
@@ -155,6 +161,6 @@ def _router_of(module: Any, kernels: CheckedKernels, weights: PackedWeights) -> 
         top_groups,
         spec.later,
     )
-    bias = None if spec.bias is None else attrgetter(spec.bias)(module)
+    bias = None if spec.bias is None else _found(module, spec.bias)
     scale = float(number(spec.scale, 1.0))
-    return kernels.moe.of(shape, weights.scales.dtype, bias=bias, eps=spec.eps, scale=scale)
+    return kernels.moe.of(shape, weights.dtype, bias=bias, eps=spec.eps, scale=scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
@@ -92,3 +93,13 @@ class NativeGELU(nn.GELU):
 def swap_gelus(model: nn.Module) -> int:
     """Swap every GELU of a model for a native one; returns how many were swapped. Only where they are available."""
     return swap_each(model, lambda module: adopt_module(module, NativeGELU) if type(module) is nn.GELU else None)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNorm:
+    """An RMS norm that is no module, without weights."""
+
+    eps: float
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, None, self.eps)

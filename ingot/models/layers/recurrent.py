@@ -31,6 +31,9 @@ from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
 from ingot.models.layers.modules import extend, measured_part, native_weights_of, swap_each
 from ingot.models.lora.layers import LoraMapping
 
+Chain = tuple[str, ...]
+"""The names of projections behind one another, which make an input of a mixer."""
+
 
 class _StatefulMixer(nn.Module):
     """Runs `_run` where a recurrent state is among the arguments, else the module that it extends."""
@@ -51,9 +54,10 @@ class NativeRecurrence(_StatefulMixer):
     """Computes what the recurrent mixer that it extends computes, natively."""
 
     _operation: Any
-    _inputs: tuple[str, ...]  # the projections whose outputs the operation takes
+    _inputs: tuple[Chain, ...]  # what makes each of the operation's inputs
+    _out: str
     _state_shapes: tuple[tuple[int, ...], ...]  # of a slot
-    _weights: tuple[list[Any], Any] | None  # of the input and output projections, where the operation does them too
+    _weights: tuple[list[list[Any]], Any] | None  # of these projections, where the operation does them too
     _lora_mapping: LoraMapping | None = None
 
     def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
@@ -67,55 +71,86 @@ class NativeRecurrence(_StatefulMixer):
         if self._weights is not None and (self._lora_mapping is None or self._lora_mapping.opened is None):
             y, *parts = self._operation.through(x, *self._weights, *parts, pieces, earlier)
             return [y.astype(x.dtype), *parts]
-        projected = {name: self[name](x) for name in dict.fromkeys(self._inputs)}
-        y, *parts = self._operation(*(projected[name] for name in self._inputs), *parts, pieces, earlier)
-        return [self.out_proj(y.astype(x.dtype)), *parts]
+        projected = {chain: _project(self, chain, x) for chain in dict.fromkeys(self._inputs)}
+        y, *parts = self._operation(*(projected[chain] for chain in self._inputs), *parts, pieces, earlier)
+        return [self[self._out](y.astype(x.dtype)), *parts]
 
 
-def _split_delta(mixer: Any) -> NativeRecurrence:
-    heads = mixer.num_v_heads // mixer.num_k_heads
-    key, value = mixer.head_k_dim, mixer.head_v_dim
-    columns = {
+def _native_delta(mixer: Any, spec: GatedDeltaSpec) -> NativeRecurrence:
+    delta = _delta_of(mixer, spec)
+    operation = native.gated_delta_layer(
+        key_heads=delta.key_heads,
+        value_heads=delta.value_heads,
+        key_size=delta.key_size,
+        value_size=delta.value_size,
+        eps=mixer[spec.norm].eps,
+        columns=_delta_columns(delta, spec),
+        decays_by_key=spec.decays_by_key,
+        bound=delta.bound,
+        most_strength=delta.most_strength,
+        sigmoid_gate=spec.gate_act == "sigmoid",
+        **delta.weights,
+    )
+    qkv = [(name,) for name in spec.qkv]
+    inputs = (*(qkv * 3)[:3], delta.gate, (spec.strength,), spec.decay)
+    channels, taps = delta.weights["filter"].shape[:2]
+    states = (taps - 1, channels), (delta.value_heads, delta.value_size, delta.key_size)
+    return _adopt_recurrence(mixer, inputs, operation, states, spec.out)
+
+
+class _Delta(NamedTuple):
+    """What a gated delta net has, by its description."""
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    gate: Chain
+    bound: float | None
+    most_strength: float
+    weights: dict[str, mx.array]
+
+
+def _delta_of(mixer: Any, spec: GatedDeltaSpec) -> _Delta:
+    filters = [attrgetter(path)(mixer).weight for path in spec.convolutions]
+    weights = {
+        "filter": filters[0] if len(filters) == 1 else mx.concatenate(filters),
+        "a_log": mixer.A_log.reshape(-1),
+        "dt_bias": mixer.dt_bias.reshape(-1),
+        "norm": mixer[spec.norm].weight,
+    }
+    gate = next(chain for chain in spec.gates if chain[0] in mixer)
+    bound = None if spec.decay_bound is None else attrgetter(spec.decay_bound)(mixer)
+    doubled = spec.most_strength is not None and attrgetter(spec.most_strength)(mixer)
+    key_heads, value_heads, key_size, value_size = (int(attrgetter(name)(mixer)) for name in spec.sizes)
+    strength = 2.0 if doubled else 1.0
+    bound = None if bound is None else float(bound)
+    return _Delta(key_heads, value_heads, key_size, value_size, gate, bound, strength, weights)
+
+
+def _delta_columns(delta: _Delta, spec: GatedDeltaSpec) -> dict[str, tuple[int, int, int]]:
+    """See `native.gated_delta_layer`."""
+    key, value, heads = delta.key_size, delta.value_size, delta.value_heads // delta.key_heads
+    if spec.joint:
+        group = 2 * (key + heads * value)
+        return {
+            "q": (0, 0, group),
+            "k": (key, 0, group),
+            "v": (2 * key, value, group),
+            "z": (2 * key + heads * value, value, group),
+            "b": (0, 1, 2 * heads),
+            "a": (heads, 1, 2 * heads),
+        }
+    all_keys = delta.key_heads * key if len(spec.qkv) == 1 else 0
+    decays = key if spec.decays_by_key else 1
+    return {
         "q": (0, 0, key),
-        "k": (mixer.key_dim, 0, key),
-        "v": (2 * mixer.key_dim, value, heads * value),
+        "k": (all_keys, 0, key),
+        "v": (2 * all_keys, value, heads * value),
         "z": (0, value, heads * value),
         "b": (0, 1, heads),
-        "a": (0, 1, heads),
+        "a": (0, decays, heads * decays),
     }
-    return _native_delta(mixer, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), columns)
-
-
-def _joined_delta(mixer: Any) -> NativeRecurrence:
-    heads = mixer.num_v_heads // mixer.num_k_heads
-    key, value = mixer.head_k_dim, mixer.head_v_dim
-    group = 2 * (key + heads * value)
-    columns = {
-        "q": (0, 0, group),
-        "k": (key, 0, group),
-        "v": (2 * key, value, group),
-        "z": (2 * key + heads * value, value, group),
-        "b": (0, 1, 2 * heads),
-        "a": (heads, 1, 2 * heads),
-    }
-    return _native_delta(mixer, ("in_proj_qkvz", "in_proj_qkvz", "in_proj_ba", "in_proj_ba"), columns)
-
-
-def _native_delta(mixer: Any, inputs: tuple[str, ...], columns: dict[str, tuple[int, int, int]]) -> NativeRecurrence:
-    operation = native.gated_delta_layer(
-        key_heads=mixer.num_k_heads,
-        value_heads=mixer.num_v_heads,
-        key_size=mixer.head_k_dim,
-        value_size=mixer.head_v_dim,
-        eps=mixer.norm.eps,
-        columns=columns,
-        filter=mixer.conv1d.weight,
-        a_log=mixer.A_log,
-        dt_bias=mixer.dt_bias,
-        norm=mixer.norm.weight,
-    )
-    state = (mixer.num_v_heads, mixer.head_v_dim, mixer.head_k_dim)
-    return _adopt_recurrence(mixer, inputs, operation, (_conv_tail_shape(mixer.conv1d), state))
 
 
 def _native_mamba2(mixer: Any, spec: Mamba2Spec) -> NativeRecurrence:
@@ -133,7 +168,7 @@ def _native_mamba2(mixer: Any, spec: Mamba2Spec) -> NativeRecurrence:
         **_mamba2_norm(mixer, spec),
     )
     state = (mixer.num_heads, mixer.head_dim, mixer.ssm_state_size)
-    return _adopt_recurrence(mixer, ("in_proj",), operation, (_conv_tail_shape(mixer.conv1d), state))
+    return _adopt_recurrence(mixer, (("in_proj",),), operation, (_conv_tail_shape(mixer.conv1d), state))
 
 
 def _mamba2_norm(mixer: Any, spec: Mamba2Spec) -> dict[str, Any]:
@@ -149,18 +184,21 @@ def _mamba2_norm(mixer: Any, spec: Mamba2Spec) -> dict[str, Any]:
 
 def _short_convolution(mixer: Any) -> NativeRecurrence:
     operation = native.short_convolution(mixer.conv.weight, mixer.conv.get("bias"), gated=True)
-    return _adopt_recurrence(mixer, ("in_proj",), operation, (_conv_tail_shape(mixer.conv),))
+    return _adopt_recurrence(mixer, (("in_proj",),), operation, (_conv_tail_shape(mixer.conv),))
 
 
 def _native_recurrence(mixer: Any, slower: SlowerParts) -> NativeRecurrence | None:
     spec = recurrence_spec_of(mixer)
-    if spec is None or slower.leave_out(native_recurrent_part(_SHAPES[type(spec)])):
+    if spec is None:
+        return None
+    by_key = isinstance(spec, GatedDeltaSpec) and spec.decays_by_key
+    if slower.leave_out(native_recurrent_part(_SHAPES[type(spec)], by_key=by_key)):
         return None
     if slower.leave_out(measured_part("recurrent mixer", mixer)):
         return None
     match spec:
-        case GatedDeltaSpec(joint):
-            return _joined_delta(mixer) if joint else _split_delta(mixer)
+        case GatedDeltaSpec():
+            return _native_delta(mixer, spec)
         case Mamba2Spec():
             return _native_mamba2(mixer, spec)
         case ShortConvSpec():
@@ -180,24 +218,33 @@ def swap_recurrences(model: nn.Module, slower: SlowerParts = NOTHING_SLOWER) -> 
 
 
 def _adopt_recurrence(
-    mixer: Any, inputs: tuple[str, ...], operation: Any, state_shapes: tuple[tuple[int, ...], ...]
+    mixer: Any,
+    inputs: tuple[Chain, ...],
+    operation: Any,
+    state_shapes: tuple[tuple[int, ...], ...],
+    out: str = "out_proj",
 ) -> NativeRecurrence:
     replacement: NativeRecurrence = extend(mixer, NativeRecurrence, "Native")
     replacement._operation, replacement._inputs, replacement._state_shapes = operation, inputs, state_shapes
-    replacement._weights = _projection_weights(mixer, inputs)
+    replacement._out, replacement._weights = out, _projection_weights(mixer, inputs, out)
     return replacement
 
 
-def _projection_weights(mixer: Any, inputs: tuple[str, ...]) -> tuple[list[Any], Any] | None:
-    modules = [mixer[name] for name in (*dict.fromkeys(inputs), "out_proj")]
+def _projection_weights(mixer: Any, inputs: tuple[Chain, ...], out: str) -> tuple[list[list[Any]], Any] | None:
+    modules = {name: mixer[name] for name in (*(name for chain in inputs for name in chain), out)}
     # Weights of another type would be held twice.
-    if any(type(module) is nn.Linear and module.weight.dtype != mx.float32 for module in modules):
+    if any(type(module) is nn.Linear and module.weight.dtype != mx.float32 for module in modules.values()):
         return None
-    *into, out = (native_weights_of(module) for module in modules)
-    if out is None or None in into:
+    weights = {name: native_weights_of(module) for name, module in modules.items()}
+    if None in weights.values():
         return None
-    by_name = dict(zip(dict.fromkeys(inputs), into, strict=True))
-    return [by_name[name] for name in inputs], out
+    return [[weights[name] for name in chain] for chain in inputs], weights[out]
+
+
+def _project(mixer: Any, chain: Chain, x: mx.array) -> mx.array:
+    for name in chain:
+        x = mixer[name](x)
+    return x
 
 
 def _conv_tail_shape(convolution: Any) -> tuple[int, int]:
@@ -210,16 +257,20 @@ class KernelRecurrence(_StatefulMixer):
 
     _kernels: RecurrentKernels
     _inputs: tuple[str, ...]  # the projections whose outputs, side by side, the kernels take
+    _apart: tuple[Chain, ...]  # what makes each of the inputs that are apart from these
+    _out: str
     joined_in: JoinedLinear | None  # these as one, where they are alike
+    joined_apart: tuple[tuple[JoinedLinear | None, ...], ...]
     joined_out: JoinedLinear | None
 
     def _run(self, x: mx.array, state: RecurrentState) -> mx.array:
         flat = x.reshape(-1, x.shape[-1])
         states = state.in_place(*self._kernels.state_shapes)
-        mixed, after = self._kernels.mix(self._project(flat), recurrent_spans(state.opened), states)
+        apart = [self._project_apart(number, flat) for number in range(len(self._apart))]
+        mixed, after = self._kernels.mix(self._project(flat), recurrent_spans(state.opened), states, *apart)
         if after:
             state.put_rows(after)
-        project = self.out_proj if self.joined_out is None else self.joined_out
+        project = self[self._out] if self.joined_out is None else self.joined_out
         projected: mx.array = project(mixed)
         return projected.reshape(x.shape)
 
@@ -227,6 +278,11 @@ class KernelRecurrence(_StatefulMixer):
         if self.joined_in is not None:
             return self.joined_in(x)
         return mx.concatenate([self[name](x) for name in self._inputs], axis=-1)
+
+    def _project_apart(self, number: int, x: mx.array) -> mx.array:
+        for name, joined in zip(self._apart[number], self.joined_apart[number], strict=True):
+            x = self[name](x) if joined is None else joined(x)
+        return x
 
 
 def recurrent_spans(opened: ForwardBatch | MixedBatch) -> RecurrentSpans:
@@ -247,6 +303,8 @@ class _KernelInputs(NamedTuple):
     projections: tuple[str, ...]
     weights: dict[str, mx.array | None]
     options: dict[str, Any]
+    apart: tuple[Chain, ...] = ()
+    out: str = "out_proj"
 
 
 def kernel_recurrence(module: Any, kernels: CheckedRecurrences) -> KernelRecurrence | None:
@@ -260,16 +318,21 @@ def kernel_recurrence(module: Any, kernels: CheckedRecurrences) -> KernelRecurre
         return None
     replacement: KernelRecurrence = extend(module, KernelRecurrence, "Kernel")
     replacement._kernels, replacement._inputs = made, found.projections
+    replacement._apart, replacement._out = found.apart, found.out
     projections = [module[name] for name in found.projections]
     replacement.joined_in = join_linears(*projections, names=found.projections)
-    replacement.joined_out = join_linears(module.out_proj, names=["out_proj"])
+    # Set as an attribute, a tuple would be among what the model's own module owns.
+    vars(replacement)["joined_apart"] = tuple(
+        tuple(join_linears(module[name], names=[name]) for name in chain) for chain in found.apart
+    )
+    replacement.joined_out = join_linears(module[found.out], names=[found.out])
     return replacement
 
 
 def _kernel_inputs(mixer: Any) -> _KernelInputs | None:
     match recurrence_spec_of(mixer):
-        case GatedDeltaSpec(joint):
-            return _delta_inputs(mixer, interleaved=joint)
+        case GatedDeltaSpec() as spec:
+            return _delta_inputs(mixer, spec)
         case Mamba2Spec() as spec:
             return _mamba2_inputs(mixer, spec)
         case ShortConvSpec():
@@ -280,18 +343,24 @@ def _kernel_inputs(mixer: Any) -> _KernelInputs | None:
             return None
 
 
-def _delta_inputs(mixer: Any, *, interleaved: bool) -> _KernelInputs:
-    sizes = mixer.num_k_heads, mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim
-    shape = DeltaShape(*sizes, mixer.conv1d.weight.shape[1], interleaved)
-    split = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-    weights = {
-        "filter": mixer.conv1d.weight,
-        "a_log": mixer.A_log,
-        "dt_bias": mixer.dt_bias,
-        "norm": mixer.norm.weight,
-    }
-    projections = ("in_proj_qkvz", "in_proj_ba") if interleaved else split
-    return _KernelInputs(shape, projections, weights, {"eps": float(mixer.norm.eps)})
+def _delta_inputs(mixer: Any, spec: GatedDeltaSpec) -> _KernelInputs:
+    """Projections behind others are apart from the joint one, which has gates, strengths and decays in this order."""
+    delta = _delta_of(mixer, spec)
+    gates_apart, decays_apart = len(delta.gate) > 1, len(spec.decay) > 1
+    shape = DeltaShape(
+        *(delta.key_heads, delta.value_heads, delta.key_size, delta.value_size),
+        delta.weights["filter"].shape[1],
+        spec.joint,
+        spec.decays_by_key,
+        delta.bound is not None,
+        spec.gate_act == "sigmoid",
+        gates_apart,
+        decays_apart,
+    )
+    joint = (*spec.qkv, *(() if gates_apart else delta.gate), spec.strength, *(() if decays_apart else spec.decay))
+    apart = (*(delta.gate,) * gates_apart, *(spec.decay,) * decays_apart)
+    options = {"eps": float(mixer[spec.norm].eps), "bound": delta.bound or 0.0, "most_strength": delta.most_strength}
+    return _KernelInputs(shape, tuple(dict.fromkeys(joint)), {**delta.weights}, options, apart, spec.out)
 
 
 def _mamba2_inputs(mixer: Any, spec: Mamba2Spec) -> _KernelInputs:

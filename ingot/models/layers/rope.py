@@ -122,7 +122,11 @@ def _rotation_of(rope: Any) -> RopeRotation | None:
         rotation: RopeRotation = _ROTATIONS[type(rope)](rope)
         return rotation
     spec = rope_spec_of(rope)
-    return None if spec is None else RopeRotation(getattr(rope, spec.dims), False, getattr(rope, spec.periods))
+    return (
+        None
+        if spec is None or spec.dims is None
+        else RopeRotation(getattr(rope, spec.dims), False, getattr(rope, spec.periods))
+    )
 
 
 def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> PositionedRope:
@@ -138,6 +142,16 @@ def positioned_rope(rope: nn.Module, axes: Sequence[int] | None = None) -> Posit
         rotation = replace(rotation, axes=mx.array(list(axes), dtype=mx.int32))
     replacement.rotation = rotation
     return replacement
+
+
+def rotate_parts(rope: nn.Module, x: mx.array, mixed: MixedBatch) -> mx.array:
+    """x [tokens, heads, 1, size] of a mixed batch, each part rotated as a model's own code would: a prompt's tokens are
+    one row, not many."""
+    rotated = []
+    for number, part in enumerate(mixed.parts):
+        own: mx.array = rope(mixed.split_batch_heads(number, x), offset=part.offset)
+        rotated.append(own if part.width == 1 else own.swapaxes(1, 2).reshape(part.tokens, x.shape[1], 1, -1))
+    return rotated[0] if len(rotated) == 1 else mx.concatenate(rotated)
 
 
 def swap_ropes(model: nn.Module, axes: Sequence[int] | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,15 +24,16 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
 from ingot.kernels.measured import NATIVE_ATTENTION, NATIVE_NORMS, NOTHING_SLOWER, SlowerParts
-from ingot.models.families.registry import recurrence_spec_of
+from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
 from ingot.models.layers.attention_setup import is_known_here, mixed_attention_of
-from ingot.models.layers.chunked_attention import ChunkedLayers, swap_chunked_layers
 from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
+from ingot.models.layers.decoder import MixedDecoder, swap_decoders
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
-from ingot.models.layers.graph_layers import join_layer_inputs
+from ingot.models.layers.graph_parts import join_layer_inputs
+from ingot.models.layers.latent_attention import find_head_products
 from ingot.models.layers.mlp import (
     GatedMLP,
     GroupedSwitchGLU,
@@ -113,12 +114,21 @@ def _join_outputs(mixed: MixedBatch, outputs: list[Any]) -> Any:
 
 
 def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The outermost modules inside the model's layers that take a cache, with their paths."""
-    takers = [
-        (path, module) for path, module in model.named_modules() if _INSIDE_LAYER.match(path) and _takes_cache(module)
+    """The outermost modules inside the model's layers that take a cache, with their paths; of such that only hand it on
+    to known attention, that attention."""
+    inside = [(path, module) for path, module in model.named_modules() if _INSIDE_LAYER.match(path)]
+    takers = [(path, module) for path, module in inside if _is_known_mixer(module) or _takes_cache(module)]
+    handing_on = {outer for path, module in inside if _is_known_mixer(module) for outer in _outer_paths(path)}
+    paths = {path for path, _ in takers} - handing_on
+    return [
+        (path, module)
+        for path, module in takers
+        if path in paths and not any(outer in paths for outer in _outer_paths(path))
     ]
-    paths = {path for path, _ in takers}
-    return [(path, module) for path, module in takers if not any(outer in paths for outer in _outer_paths(path))]
+
+
+def _is_known_mixer(module: nn.Module) -> bool:
+    return isinstance(module, MixedAttention | SplitMixer) or attention_spec_of(module) is not None
 
 
 def _takes_cache(module: nn.Module) -> bool:
@@ -159,10 +169,9 @@ def swap_mixers(
 
 
 def split_mixers(model: nn.Module) -> None:
-    """Swap every mixer of the model for its own code, run once for each part of a mixed batch."""
-    model.update_modules(
-        tree_unflatten([(path, extend(each, SplitMixer, "Split")) for path, each in find_mixers(model)])
-    )
+    """Swap every mixer that is mlx-lm's for its own code, run once for each part of a mixed batch."""
+    own = [(path, each) for path, each in find_mixers(model) if type(each) is own_class(each)]
+    model.update_modules(tree_unflatten([(path, extend(each, SplitMixer, "Split")) for path, each in own]))
 
 
 def unknown_mixers(model: nn.Module) -> list[str]:
@@ -180,28 +189,59 @@ def is_tiled(model: nn.Module) -> bool:
     return bool(swapped) and all(isinstance(module, MixedAttention) for module in swapped)
 
 
-STAND_INS = (
-    *(LayerStandIn, ChunkedLayers, MixedAttention, SplitMixer, NativeRecurrence, KernelRecurrence, GatedMLP),
-    *(JoinedMLP, JoinedMoe, GroupedSwitchGLU, LayerInputsDecoder),
-)
-"""Classes whose modules replace mlx-lm's and share their weights."""
+_WHOLE_LAYERS = (LayerStandIn, LayerInputsDecoder)
+SWAPPED_PARTS: Mapping[str, tuple[type[nn.Module], ...]] = {
+    "layers": _WHOLE_LAYERS,
+    "attention": (*_WHOLE_LAYERS, MixedAttention, MixedDecoder),
+    "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence),
+    "experts": (*_WHOLE_LAYERS, JoinedMoe, GroupedSwitchGLU),
+    "MLPs": (*_WHOLE_LAYERS, GatedMLP, JoinedMLP),
+}
+"""Classes whose modules replace mlx-lm's and share their weights, by the part that goes without them. What runs whole
+layers knows the modules in these."""
+STAND_INS: tuple[type[nn.Module], ...] = (SplitMixer, *{kind for kinds in SWAPPED_PARTS.values() for kind in kinds})
+
+
+def is_fused(model: nn.Module) -> bool:
+    """Whether all layers of a swapped model are one operation."""
+    return any(isinstance(module, FusedLayers) for module in model.modules())
 
 
 def allow_separate_layers(model: nn.Module, device: Device) -> None:
     """Swap modules so that fused layers, if there are any, can also be computed one after another."""
-    kinds = {FusedLayers, MixedAttention}
-    found = {kind for module in model.modules() for kind in kinds if isinstance(module, kind)}
-    if found == {FusedLayers}:
+    if is_fused(model) and not any(isinstance(module, MixedAttention) for module in model.modules()):
         swap_mixers(model, unfused=device.unfused_attention)
         swap_gated_mlps(model)
 
 
-def restore_mlx_lm_modules(model: nn.Module) -> None:
-    """Put mlx-lm's own layers, mixers and MLPs back, in batches of all kinds."""
-    found = [(path, restored_module(module)) for path, module in model.named_modules() if isinstance(module, STAND_INS)]
-    for path, module in found:  # from the outermost inwards: those inside are looked up in what was put back
-        model.update_modules(tree_unflatten([(path, module)]))
+def restore_mlx_lm_modules(model: nn.Module, kinds: tuple[type[nn.Module], ...] = STAND_INS) -> Callable[[], None]:
+    """Put mlx-lm's own modules back where there are some of these kinds, in batches of all kinds. Returns what undoes
+    it."""
+    ours = [(path, module) for path, module in model.named_modules() if isinstance(module, kinds)]
+    for path, module in ours:  # from the outermost inwards: those inside are looked up in what was put back
+        model.update_modules(tree_unflatten([(path, restored_module(module))]))
     split_mixers(model)
+
+    def undo() -> None:
+        for path, module in ours:
+            model.update_modules(tree_unflatten([(path, module)]))
+
+    return undo
+
+
+def restore_wrong_part(model: nn.Module, device: Device, is_right: Callable[[], bool]) -> str | None:
+    """Put mlx-lm's own modules back for the first part without whose modules of ours a swapped model is right. Returns
+    that part, or None if all parts were put back."""
+    for part, kinds in SWAPPED_PARTS.items():
+        if part == "layers":
+            allow_separate_layers(model, device)
+        if any(isinstance(module, kinds) for module in model.modules()):
+            undo = restore_mlx_lm_modules(model, kinds)
+            if is_right():
+                return part
+            undo()
+    restore_mlx_lm_modules(model)
+    return None
 
 
 def swap_modules(
@@ -212,12 +252,12 @@ def swap_modules(
     apart: bool = False,
     axes: Sequence[int] | None = None,
     slower: SlowerParts = NOTHING_SLOWER,
-) -> bool:
-    """Swap the modules that ingot computes otherwise than mlx-lm does. Returns whether all layers became one operation,
-    which they do not where they are to stay `apart`. `axes`: see `positioned_rope`. What was measured to be `slower`
-    than MLX's own on this device is left out."""
+) -> None:
+    """Swap the modules that ingot computes otherwise than mlx-lm does. Layers become one operation where that is
+    possible, unless they are to stay `apart`. `axes`: see `positioned_rope`. What was measured to be `slower` than
+    MLX's own on this device is left out."""
     swap_ropes(model, axes)
-    swap_chunked_layers(model)
+    swap_decoders(model)
     if device.kind != "cpu":
         swap_mixers(model, unfused=device.unfused_attention, kernels=kernels, slower=slower)
         join_gated_mlps(model, slower)
@@ -229,9 +269,10 @@ def swap_modules(
             swap_switch_mlps(model, kernels.experts)
             swap_dense_layers(model, kernels.dense)
             find_moe_kernels(model, kernels)
+            find_head_products(model, kernels.packed)
         if device.kind == "cuda" and not apart:
             capture_layers(model, device)
-        return False
+        return
     fused = not apart and fuse_layers(model)
     swap_recurrences(model, slower)
     if not fused:
@@ -239,4 +280,3 @@ def swap_modules(
         swap_gated_mlps(model, slower=slower)
     if native.available() and not slower.leave_out(NATIVE_NORMS):
         swap_norms(model)
-    return fused

@@ -18,7 +18,7 @@ from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
 from ingot.models.layers.decode_graph import decode_graphs_of
 from ingot.models.layers.fused_layers import FusedLayers
-from ingot.models.layers.gpu_linear import JoinedLinear
+from ingot.models.layers.gpu_linear import joined_linears_in
 from ingot.models.layers.recurrent import NativeRecurrence
 from ingot.models.layers.swapping import SplitMixer, allow_separate_layers
 from ingot.models.lora.layers import LoraMapping, LoraMatrixStack, padded_rank, with_lora
@@ -127,9 +127,7 @@ class LoadedLoras:
             self._share_mapping()
         owner, _, name = path.rpartition(".")
         modules = dict(self._model.named_modules())
-        products = [
-            each for each in vars(modules[owner]).values() if isinstance(each, JoinedLinear) and name in each.names
-        ]
+        products = [each for each in joined_linears_in(modules[owner]) if name in each.names]
         names = products[0].names if products else (name,)
         paths = [f"{owner}.{each}" for each in names]
         sizes = [_layer_sizes(modules[each]) for each in paths]

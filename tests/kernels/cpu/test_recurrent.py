@@ -62,17 +62,29 @@ class Convolved:
         return (c * y if self.gated else y), [tail]
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What gated delta nets differ in."""
+
+    joined: bool = False  # inputs are side by side
+    by_key: bool = False
+    bound: float | None = None
+    most: float = 1.0
+    sigmoid: bool = False
+
+
 class Delta:
     """A gated delta layer, with its inputs apart or side by side."""
 
-    def __init__(self, dice: np.random.Generator, heads: int, group: int, key: int, value: int, joined: bool) -> None:
-        self.heads, self.group, self.key, self.value, self.joined = heads, group, key, value, joined
-        values = heads * group
+    def __init__(self, dice: np.random.Generator, heads: int, group: int, key: int, value: int, rule: Rule) -> None:
+        self.heads, self.group, self.key, self.value, self.rule = heads, group, key, value, rule
+        values, decays = heads * group, key if rule.by_key else 1
         channels = 2 * heads * key + values * value
         self.weight = _draw(dice, channels, 4)
-        self.a_log, self.dt_bias, self.norm = _draw(dice, values), _draw(dice, values), 1 + _draw(dice, value) / 4
+        self.a_log, self.dt_bias = _draw(dice, values), _draw(dice, values * decays)
+        self.norm = 1 + _draw(dice, value) / 4
         all_values, both = group * value, 2 * (key + group * value)
-        if joined:
+        if rule.joined:
             self.widths: tuple[int, ...] = (heads * both, heads * 2 * group)
             columns = {
                 "q": (0, 0, both),
@@ -83,14 +95,14 @@ class Delta:
                 "a": (group, 1, 2 * group),
             }
         else:
-            self.widths = (channels, values * value, values, values)
+            self.widths = (heads * key, heads * key, values * value, values * value, values, values * decays)
             columns = {
                 "q": (0, 0, key),
-                "k": (heads * key, 0, key),
-                "v": (2 * heads * key, value, all_values),
+                "k": (0, 0, key),
+                "v": (0, value, all_values),
                 "z": (0, value, all_values),
                 "b": (0, 1, group),
-                "a": (0, 1, group),
+                "a": (0, decays, group * decays),
             }
         self.rows = ((3, channels), (values, value, key))
         made = native.gated_delta_layer(
@@ -104,22 +116,34 @@ class Delta:
             a_log=mx.array(self.a_log),
             dt_bias=mx.array(self.dt_bias),
             norm=mx.array(self.norm),
+            decays_by_key=rule.by_key,
+            bound=rule.bound,
+            most_strength=rule.most,
+            sigmoid_gate=rule.sigmoid,
         )
-        self.layer, self.inputs = made, (0, 0, 1, 1) if joined else (0, 1, 2, 3)
+        self.layer, self.inputs = made, (0, 0, 0, 0, 1, 1) if rule.joined else tuple(range(6))
 
     def operation(self, *given: Any, **named: Any) -> Any:
         count = len(self.widths)
         return self.layer(*(given[index] for index in self.inputs), *given[count:], **named)
 
-    def _apart(self, given: Sequence[Row]) -> tuple[Row, Row, Row, Row]:
-        if not self.joined:
-            return given[0], given[1], given[2], given[3]
+    def _apart(self, given: Sequence[Row]) -> list[Row]:
+        if not self.rule.joined:
+            return [np.concatenate(given[:3], axis=-1), *given[3:]]
         count, group, key, value = len(given[0]), self.group, self.key, self.value
         wide = given[0].reshape(count, self.heads, -1)
         q, k, v, z = np.split(wide, [key, 2 * key, 2 * key + group * value], axis=-1)
         b, a = np.split(given[1].reshape(count, self.heads, -1), 2, axis=-1)
         q, k, v, z, b, a = (part.reshape(count, -1) for part in (q, k, v, z, b, a))
-        return np.concatenate([q, k, v], axis=-1), z, b, a
+        return [np.concatenate([q, k, v], axis=-1), z, b, a]
+
+    def _decays(self, a: Row) -> Row:
+        """[tokens, heads, 1 or key size, of a state's rows]."""
+        raw = (a + self.dt_bias).reshape(len(a), self.heads * self.group, -1)
+        rates = np.exp(self.a_log.astype(np.float64))[:, None]
+        if self.rule.bound is not None:
+            return np.exp(self.rule.bound * _sigmoid(rates * raw))
+        return np.asarray(np.exp(-rates * np.logaddexp(raw, 0)))
 
     def __call__(self, given: Sequence[Row], states: list[Row]) -> tuple[Row, list[Row]]:
         qkv, z, b, a = self._apart(given)
@@ -129,15 +153,15 @@ class Delta:
         q, k, v = np.split(qkv, [all_keys, 2 * all_keys], axis=-1)
         q, k = (_unit(x.reshape(count, self.heads, self.key)).repeat(self.group, axis=1) for x in (q, k))
         q, v = q * self.key**-0.5, v.reshape(count, -1, self.value)
-        decay = np.exp(-np.exp(self.a_log.astype(np.float64)) * np.logaddexp(a + self.dt_bias, 0))
-        beta, state, out = _sigmoid(b), states[1].copy(), np.empty_like(v)
+        decay, beta, state, out = self._decays(a), self.rule.most * _sigmoid(b), states[1].copy(), np.empty_like(v)
         for t in range(count):
-            state *= decay[t][:, None, None]
+            state *= decay[t][:, None]
             error = (v[t] - np.einsum("hvk,hk->hv", state, k[t])) * beta[t][:, None]
             state += error[:, :, None] * k[t][:, None, :]
             out[t] = np.einsum("hvk,hk->hv", state, q[t])
         out = out / np.sqrt((out**2).mean(axis=-1, keepdims=True) + 1e-5) * self.norm
-        return out.reshape(count, -1) * z * _sigmoid(z), [tail, state]
+        gate = _sigmoid(z) if self.rule.sigmoid else z * _sigmoid(z)
+        return out.reshape(count, -1) * gate, [tail, state]
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
@@ -205,6 +229,8 @@ class Scanned:
 
 
 Layer = Convolved | Delta | Scanned
+KIMI = Rule(by_key=True, sigmoid=True)
+BOUNDED = Rule(by_key=True, bound=-5.0, sigmoid=True)
 
 
 @st.composite
@@ -217,7 +243,8 @@ def layers(draw: st.DrawFn) -> Layer:
                 dice, draw(st.integers(1, 300)), draw(st.integers(2, 5)), draw(st.booleans()), draw(st.booleans())
             )
         case "delta":
-            return Delta(dice, draw(small), draw(small), draw(sizes), draw(sizes), draw(st.booleans()))
+            rule = draw(st.sampled_from([Rule(), Rule(joined=True), KIMI, BOUNDED, Rule(most=2.0)]))
+            return Delta(dice, draw(small), draw(small), draw(sizes), draw(sizes), rule)
         case _:
             norm = Norm(draw(st.integers(0, 1)), draw(st.booleans()))
             return Scanned(dice, draw(small), draw(small), draw(sizes), draw(sizes), norm, draw(st.booleans()))
@@ -334,7 +361,7 @@ def test_projections_in_the_operation_give_what_they_give_around_it(layer: Layer
     into = [native.plain_weights(mx.array(_draw(dice, width, 24) / 5), None) for width in layer.widths]
     apart, *states = layer.operation(*(native.linear(x, weights) for weights in into), *_empty(layer), pieces)
     out = native.plain_weights(mx.array(_draw(dice, 16, apart.shape[-1])), mx.array(_draw(dice, 16)))
-    inputs = [into[index] for index in layer.inputs]
+    inputs = [[into[index]] for index in layer.inputs]
     whole, *same = layer.layer.through(x, inputs, out, *_empty(layer), pieces)
     assert whole.shape == (2, tokens, 16)
     assert _close(np.array(whole), np.array(native.linear(apart, out)))
@@ -342,21 +369,45 @@ def test_projections_in_the_operation_give_what_they_give_around_it(layer: Layer
         assert all(_close(np.array(a)[slot], np.array(b)[slot]) for a, b in zip(states, same, strict=True))
 
 
+@settings(max_examples=5, deadline=None)
+@given(tokens=st.integers(1, 40))
+def test_projections_behind_one_another_are_in_the_operation_too(tokens: int) -> None:
+    layer, dice = Delta(np.random.default_rng(0), 2, 1, 8, 8, KIMI), np.random.default_rng(tokens)
+    x, low, pieces = mx.array(_draw(dice, tokens, 24)), (3, 5), [(0, tokens, 2, 0)]
+
+    def weights(outputs: int, columns: int) -> Any:
+        return native.plain_weights(mx.array(_draw(dice, outputs, columns) / 5), None)
+
+    chains = [[weights(6, 24), weights(w, 6)] if at in low else [weights(w, 24)] for at, w in enumerate(layer.widths)]
+    given = []
+    for chain in chains:
+        given.append(x)
+        for each in chain:
+            given[-1] = native.linear(given[-1], each)
+    apart, *states = layer.operation(*given, *_empty(layer), pieces)
+    out = weights(16, apart.shape[-1])
+    whole, *same = layer.layer.through(x, chains, out, *_empty(layer), pieces)
+    assert _close(np.array(whole), np.array(native.linear(apart, out)))
+    assert all(_close(np.array(a)[2], np.array(b)[2]) for a, b in zip(states, same, strict=True))
+
+
 def test_projections_that_do_not_fit_are_refused() -> None:
     layer = Scanned(np.random.default_rng(0), 1, 1, 8, 8, Norm(0, False), False)
     into, out = (native.plain_weights(mx.zeros(shape), None) for shape in ((layer.widths[0], 24), (16, 8)))
     narrow = native.plain_weights(mx.zeros((16, 7)), None)
     for x, inputs, output, message in (
-        (mx.ones((3, 23)), [into], out, "disagree about the width"),
-        (mx.ones((3, 24)), [into, into], out, "too many projections"),
-        (mx.ones((3, 24)), [into], narrow, "last projection"),
+        (mx.ones((3, 23)), [[into]], out, "disagree about the width"),
+        (mx.ones((3, 24)), [[into, into]], out, "disagree about the width"),
+        (mx.ones((3, 24)), [[]], out, "has no projection"),
+        (mx.ones((3, 24)), [[into], [into]], out, "too many projections"),
+        (mx.ones((3, 24)), [[into]], narrow, "last projection"),
     ):
         with pytest.raises(ValueError, match=message):
             layer.layer.through(x, inputs, output, *_empty(layer), [(0, 3, 0, 0)])
 
 
 def test_states_are_written_in_place() -> None:
-    layer = Delta(np.random.default_rng(0), 2, 1, 64, 64, joined=False)
+    layer = Delta(np.random.default_rng(0), 2, 1, 64, 64, Rule())
     states = [mx.zeros((256, *row)) for row in layer.rows]
     mx.eval(states)
     size = sum(state.nbytes for state in states)
@@ -371,7 +422,7 @@ def test_states_are_written_in_place() -> None:
 
 
 def test_inputs_need_not_lie_in_rows() -> None:
-    layer = Delta(np.random.default_rng(0), 2, 2, 8, 8, joined=False)
+    layer = Delta(np.random.default_rng(0), 2, 2, 8, 8, Rule())
     text = [_draw(np.random.default_rng(1), 9, width) for width in layer.widths]
     expected, _ = _run(layer, text, _empty(layer), [(0, 9, 0, 0)])
     turned = [mx.array(np.ascontiguousarray(x.T)).T for x in text]
@@ -397,7 +448,7 @@ def test_pieces_that_do_not_fit_are_refused(kind: str, pieces: list[Any], messag
     dice = np.random.default_rng(0)
     layer: Layer = {
         "convolution": lambda: Convolved(dice, 8, 4, True, False),
-        "delta": lambda: Delta(dice, 1, 1, 8, 8, False),
+        "delta": lambda: Delta(dice, 1, 1, 8, 8, Rule()),
         "scan": lambda: Scanned(dice, 1, 1, 8, 8, Norm(0, False), False),
     }[kind]()
     given = [mx.ones((3, width)) for width in layer.widths]

@@ -14,6 +14,7 @@ from ingot.kernels.decode_graph.kernels import (
     add_bias,
     gate_heads,
     gate_states,
+    take_heads,
 )
 from ingot.kernels.gpu.emulator import Emulator
 from tests.kernels.paged_attention.memory import BOUNDS, emulated
@@ -112,6 +113,12 @@ def test_attention_is_gated_by_what_is_behind_each_heads_queries(dtype: mx.Dtype
     attended, projected = drawn(3, 5, 24, dtype=dtype), drawn(3, 5 * 48 + 2 * 48, dtype=dtype, seed=1)
     gates = projected[:, : 5 * 48].reshape(3, 5, 2, 24)[:, :, 1]
     assert off(gate_heads(Emulator(), attended, projected), attended * mx.sigmoid(gates)) < BOUNDS[dtype]
+
+
+def test_the_first_numbers_of_heads_are_taken_head_by_head() -> None:
+    projected = drawn(3, 4 * 40 + 24, dtype=mx.bfloat16)
+    wanted = projected[:, :160].reshape(3, 4, 40)[..., :25].swapaxes(0, 1)
+    assert mx.array_equal(take_heads(Emulator(), projected, 4, 40, 25), wanted)
 
 
 def test_biases_are_added() -> None:

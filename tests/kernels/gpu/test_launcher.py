@@ -20,6 +20,7 @@ from ingot.kernels.decode_graph.kernels import (
     gate_heads,
     gate_states,
     post_inputs,
+    take_heads,
 )
 from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
 from ingot.kernels.dense_matmul.kernels import DenseProduct
@@ -37,7 +38,15 @@ from ingot.kernels.gpu.kernel_source import (
 )
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, compilation_stats, kernel_launcher
 from ingot.kernels.gpu.nvrtc import CubinCache, Nvrtc, NvrtcError
-from ingot.kernels.packed_matmul.kernels import DTYPES, PackedFormat, PackedProduct, PackedWeights, UnpackScratch
+from ingot.kernels.packed_matmul.kernels import (
+    DTYPES,
+    FLOAT_FORMATS,
+    GatedExpertWeights,
+    PackedFormat,
+    PackedProduct,
+    PackedWeights,
+    UnpackScratch,
+)
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_copies, token_slots
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel, RopeShape
@@ -99,6 +108,7 @@ def paged(dtype: mx.Dtype, tuning: AttentionTuning, size: int, count: int = 8) -
 RECURRENT: dict[str, MixerShape] = {
     "qwen": DeltaShape(16, 32, 128, 128, 4),
     "qwen-next": DeltaShape(16, 32, 128, 128, 4, interleaved=True),
+    "kimi": DeltaShape(32, 32, 128, 128, 4, decays_by_key=True, sigmoid_gate=True, gates_apart=True, decays_apart=True),
     "nemotron": Mamba2Shape(128, 8, 80, 128, 4, 1280, biased=True),
     "granite": Mamba2Shape(48, 1, 64, 128, 4, 3072, biased=True),
     "falcon": Mamba2Shape(24, 1, 64, 256, 4, biased=True),
@@ -107,22 +117,24 @@ RECURRENT: dict[str, MixerShape] = {
 
 
 def recurrent(shape: MixerShape, dtype: mx.Dtype) -> list[KernelKind]:
-    run, joint = LaunchRehearsal(), mx.zeros((1, shape.width), dtype)
+    run, (joint, *apart) = LaunchRehearsal(), (mx.zeros((1, width), dtype) for width in (shape.width, *shape.apart))
     kernels = KERNELS[type(shape)](run, shape, dtype, random_weights(shape, np.random.default_rng(0)))
     spans = RecurrentSpans.of([(0, 1, 0, 0)])
     for states in ([mx.zeros((1, *sizes)) for sizes in shape.states], [mx.zeros(8, mx.int32)]):
-        kernels.mix(joint, spans, states)
+        kernels.mix(joint, spans, states, *apart)
     return [*run.kinds]
 
 
-def packed(dtype: mx.Dtype, packing: PackedFormat, outputs: int, rows: int) -> dict[str, KernelKind]:
-    run, groups = LaunchRehearsal(), 64
-    factors = mx.zeros((1, outputs, groups), dtype)
+def packed(dtype: mx.Dtype, packing: PackedFormat, outputs: int, rows: int, groups: int = 64) -> dict[str, KernelKind]:
+    run = LaunchRehearsal()
+    factors = mx.zeros((1, outputs, groups), packing.scale_dtype(dtype))
     words = mx.zeros((1, outputs, groups * packing.group * packing.bits // 32), mx.int32)
-    experts = PackedWeights(packing, words, factors, factors)
+    experts = PackedWeights.of(packing, words, factors, factors if packing.affine else None, dtype=dtype)
     product, x = PackedProduct(run, packing, dtype), mx.zeros((rows, experts.columns), dtype)
     product(x, experts.part(0))
-    product.gather(x, experts, mx.zeros(rows, mx.int32))
+    chosen, biases = mx.zeros(rows, mx.int32), (mx.zeros((1, outputs), dtype),) * 2
+    product.gather(x, experts, chosen)
+    product.gather_gated(x, GatedExpertWeights(experts, experts, "clipped", mx.zeros(2), biases), chosen)
     UnpackScratch(run, mx.zeros(1, dtype)).unpacked(x, experts.part(0))
     return {kind.kernel.name: kind for kind in run.kinds}
 
@@ -191,6 +203,18 @@ def test_products_with_packed_weights_keep_their_numbers_in_registers(dtype: mx.
 
 
 @only_cuda
+@pytest.mark.parametrize("name", ["multiply", "gather", "gather_gated_biased", "unpack"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("packing", FLOAT_FORMATS, ids=str)
+def test_products_with_floats_of_few_bits_keep_their_numbers_in_registers(
+    packing: PackedFormat, dtype: mx.Dtype, name: str
+) -> None:
+    for columns in (4096, 2880):  # of which GPT-OSS has some, and other kernels
+        kind = packed(dtype, packing, 2880, 9, columns // packing.group)[name]
+        assert " 0 bytes stack frame, 0 bytes spill stores" in assembled(kind)
+
+
+@only_cuda
 @pytest.mark.parametrize("columns", [4096, 4104])
 @pytest.mark.parametrize("outputs", [4096, 28672])
 @pytest.mark.parametrize("rows", [8, 16, 17, 32])
@@ -220,6 +244,7 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
         gate_states(run, states, gate)
     JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))
+    take_heads(run, states, 32, 128, 64)
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
     return [*run.kinds]
 

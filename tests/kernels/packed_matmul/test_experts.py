@@ -15,13 +15,13 @@ from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.packed_matmul.experts import (
     DTYPES,
     GROUPED_TUNING,
-    MXFP4,
     ExpertWeights,
     GroupedExperts,
     GroupedTuning,
     arrange_columns,
 )
-from ingot.kernels.packed_matmul.kernels import BITS, GROUPS, PackedFormat
+from ingot.kernels.packed_matmul.kernels import MXFP4, PackedFormat
+from tests.kernels.packed_matmul.weights import PACKINGS
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
@@ -87,10 +87,9 @@ def off(experts: GroupedExperts, x: mx.array, chosen: mx.array, activation: str 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("bits", BITS)
-def test_every_packing_is_multiplied_rightly(bits: int, group: int, dtype: mx.Dtype) -> None:
-    experts = layer(PackedFormat(bits, group), dtype, inner=128)
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_every_packing_is_multiplied_rightly(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    experts = layer(packing, dtype, inner=128)
     assert off(experts, *tokens(experts, 23)) < BOUNDS[dtype]
 
 
@@ -148,7 +147,7 @@ def test_how_many_rows_are_cut_follows_how_many_an_expert_has() -> None:
 @pytest.mark.parametrize(
     ("packing", "dtype", "sizes", "said"),
     [
-        (PackedFormat(4, 16, "nvfp4"), mx.bfloat16, (64, 64), "experts of 4 bits in groups of 16, nvfp4"),
+        (PackedFormat(4, 32, "mxfp6"), mx.bfloat16, (64, 64), "experts of 4 bits in groups of 32, mxfp6"),
         (FOURS, mx.float32, (64, 64), "experts for activations in mlx.core.float32"),
         (PackedFormat(4, 32), mx.bfloat16, (64, 96), "experts of 64x96: there are kernels for multiples of 64"),
     ],
@@ -156,7 +155,7 @@ def test_how_many_rows_are_cut_follows_how_many_an_expert_has() -> None:
 def test_experts_without_a_kernel_are_named(
     packing: PackedFormat, dtype: mx.Dtype, sizes: tuple[int, int], said: str
 ) -> None:
-    weights = projection(packing, (2, *sizes), dtype)
+    weights = replace(projection(PackedFormat(4, packing.group), (2, *sizes), dtype), packing=packing)
     assert str(weights.unsupported(dtype)).startswith(said)
     with pytest.raises(ValueError, match=said):
         GroupedExperts(Emulator(), weights, weights, weights, dtype=dtype)

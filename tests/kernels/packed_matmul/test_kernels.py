@@ -9,9 +9,9 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.packed_matmul import kernels
-from ingot.kernels.packed_matmul.kernels import BITS, DTYPES, GROUPS, PackedFormat, UnpackScratch
+from ingot.kernels.packed_matmul.kernels import DTYPES, PackedFormat, UnpackScratch
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
-from tests.kernels.packed_matmul.weights import BOUNDS, activations, exact, off, packed
+from tests.kernels.packed_matmul.weights import BOUNDS, PACKINGS, activations, exact, off, packed
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
@@ -19,10 +19,9 @@ pytestmark = emulated
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("bits", BITS)
-def test_every_packing_is_unpacked_rightly(bits: int, group: int, dtype: mx.Dtype) -> None:
-    weights = packed(PackedFormat(bits, group), 12, group * 3, dtype)
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_every_packing_is_unpacked_rightly(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    weights = packed(packing, 12, packing.held * 3, dtype)
     x = activations(20, weights.columns, dtype)
     found = UnpackScratch(Emulator(), mx.zeros(weights.size + 8, dtype)).multiply(x, weights)
     # Weights are rounded, too.

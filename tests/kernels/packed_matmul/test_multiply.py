@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
 from ingot.kernels.packed_matmul.kernels import (
-    BITS,
     DTYPES,
-    GROUPS,
+    FLOAT_FORMATS,
+    MXFP4,
+    NVFP4,
     PACKED_TUNING,
     ExpertCurve,
     GatedExpertWeights,
@@ -22,9 +23,10 @@ from ingot.kernels.packed_matmul.kernels import (
     PackedFormat,
     PackedProduct,
     PackedTuning,
+    PackedWeights,
 )
 from ingot.upstream import import_upstream
-from tests.kernels.packed_matmul.weights import BOUNDS, activations, exact, experts, off, packed, product
+from tests.kernels.packed_matmul.weights import BOUNDS, PACKINGS, activations, exact, experts, off, packed, product
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
@@ -33,13 +35,27 @@ FOURS = PackedFormat(4, 64)
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("bits", BITS)
-def test_every_packing_is_multiplied_rightly(bits: int, group: int, dtype: mx.Dtype) -> None:
-    packing = PackedFormat(bits, group)
-    weights = packed(packing, 21, group * 5, dtype)
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
+def test_every_packing_is_multiplied_rightly(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    weights = packed(packing, 21, packing.held * 5, dtype)
     x = activations(3, weights.columns, dtype)
     assert off(product(packing, dtype)(x, weights), exact(x, weights)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("packing", FLOAT_FORMATS, ids=str)
+def test_every_float_is_the_number_that_mlx_unpacks(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    """Each code with large and small scales, but none that is no number."""
+    codes = np.where(np.arange(256) % 128 == 127, 0, np.arange(256)) if packing.bits == 8 else np.arange(32) * 17 % 256
+    words = mx.array(np.tile(codes.astype(np.uint8), (8, 1)).view(np.uint32))
+    columns = words.shape[1] * 32 // packing.bits
+    large_and_small = (
+        [0, 1, 40, 56, 64, 100, 120, 126] if packing == NVFP4 else [117, 120, 126, 127, 128, 129, 131, 134]
+    )
+    scales = mx.contiguous(mx.repeat(mx.array(large_and_small, mx.uint8)[:, None], columns // packing.group, axis=1))
+    weights = PackedWeights.of(packing, words, scales, dtype=dtype)
+    found = product(packing, dtype)(mx.eye(columns, dtype=dtype), weights)
+    assert mx.array_equal(found.T, weights.unpacked(dtype))
 
 
 @settings(max_examples=25, deadline=None)
@@ -52,19 +68,23 @@ def test_any_number_of_rows_outputs_and_groups_is_multiplied_rightly(
     assert off(product(FOURS, mx.bfloat16)(x, weights), exact(x, weights)) < BOUNDS[mx.bfloat16]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(dtype: mx.Dtype) -> None:
-    weights = packed(FOURS, 40, 64 * 19, dtype)
-    x, multiply = activations(33, weights.columns, dtype), product(FOURS, dtype)
+@pytest.mark.parametrize("packing", [FOURS, *FLOAT_FORMATS], ids=str)
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    weights = packed(packing, 40, packing.held * 19, dtype)
+    x, multiply = activations(33, weights.columns, dtype), product(packing, dtype)
     together = multiply(x, weights)
     for rows in (1, 2, 8, 9, 16, 17):
         assert mx.array_equal(multiply(x[-rows:], weights), together[-rows:])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_experts_multiply_as_each_would_alone(dtype: mx.Dtype) -> None:
-    weights = experts(FOURS, 5, 24, 64 * 7, dtype)
-    x, multiply, chosen = activations(3, weights.columns, dtype), product(FOURS, dtype), [4, 0, 2, 2, 1, 4]
+@pytest.mark.parametrize("packing", [FOURS, *FLOAT_FORMATS], ids=str)
+def test_experts_multiply_as_each_would_alone(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    weights = experts(packing, 5, 24, packing.held * 7, dtype)
+    x, multiply, chosen = activations(3, weights.columns, dtype), product(packing, dtype), [4, 0, 2, 2, 1, 4]
     found = multiply.gather(x, weights, mx.array(chosen, mx.int32))
     for number, expert in enumerate(chosen):
         row = x[number // 2 : number // 2 + 1]
@@ -85,7 +105,8 @@ def curve_of(curve: ExpertCurve, gate: mx.array, up: mx.array) -> mx.array:
 @pytest.mark.parametrize("curve", ["silu", "gelu_tanh", "clipped"])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(
-    ("packing", "outputs", "groups"), [(FOURS, 24, 7), (FOURS, 37, 16), (PackedFormat(8, 32), 40, 10)]
+    ("packing", "outputs", "groups"),
+    [(FOURS, 24, 7), (FOURS, 37, 16), (PackedFormat(8, 32), 40, 10), (MXFP4, 40, 10), (MXFP4, 37, 16), (NVFP4, 24, 14)],
 )
 def test_experts_gate_what_they_let_through(
     packing: PackedFormat, outputs: int, groups: int, biased: bool, curve: ExpertCurve, dtype: mx.Dtype
@@ -145,10 +166,10 @@ def test_columns_may_be_dealt_out_to_any_number_of_warps(cut: PackedCut) -> None
     assert mx.array_equal(multiply(x[3:4], weights), multiply(x, weights)[3:4])
 
 
-@pytest.mark.parametrize("packing", [PackedFormat(bits, group) for bits in BITS for group in GROUPS], ids=str)
+@pytest.mark.parametrize("packing", PACKINGS, ids=str)
 @pytest.mark.parametrize("outputs", [4096, 28672])
 def test_every_packing_has_memory_for_enough_stages_and_is_summed_alike(packing: PackedFormat, outputs: int) -> None:
-    bits, group = packing.bits, packing.group
+    bits, group = packing.bits, packing.held
     cuts = [PACKED_TUNING.cut_of(bits, group, outputs, eights) for eights in (1, 2)]
     for cut in cuts:
         stage = cut.tiles * 16 * cut.depth_of(bits, group) * group * bits // 8
@@ -157,9 +178,9 @@ def test_every_packing_has_memory_for_enough_stages_and_is_summed_alike(packing:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 11])
-def test_what_is_added_is_added_to_the_rounded_product(dtype: mx.Dtype, rows: int) -> None:
-    weights, multiply = packed(FOURS, 40, 64 * 7, dtype), product(FOURS, dtype)
+@pytest.mark.parametrize(("rows", "packing"), [(1, FOURS), (11, FOURS), (3, MXFP4)], ids=str)
+def test_what_is_added_is_added_to_the_rounded_product(packing: PackedFormat, rows: int, dtype: mx.Dtype) -> None:
+    weights, multiply = packed(packing, 40, packing.held * 7, dtype), product(packing, dtype)
     x, residual = activations(rows, weights.columns, dtype), activations(rows, 40, dtype, 5)
     assert mx.array_equal(multiply(x, weights, residual), multiply(x, weights) + residual)
 
@@ -202,7 +223,7 @@ def test_threads_may_run_in_any_order(seed: int) -> None:
 @pytest.mark.parametrize(
     ("packing", "said"),
     [
-        (PackedFormat(4, 32, "mxfp4"), "packed as mxfp4"),
+        (PackedFormat(4, 64, "mxfp4"), "packed as mxfp4"),
         (PackedFormat(1, 64), "of 1 bits"),
         (PackedFormat(4, 16), "groups of 16"),
     ],

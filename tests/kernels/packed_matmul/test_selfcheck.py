@@ -11,7 +11,7 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.packed_matmul import kernels
 from ingot.kernels.packed_matmul import selfcheck as checked_module
-from ingot.kernels.packed_matmul.kernels import DTYPES, PackedFormat, PackedWeights
+from ingot.kernels.packed_matmul.kernels import DTYPES, FLOAT_FORMATS, NVFP4, PackedFormat, PackedWeights
 from ingot.kernels.packed_matmul.selfcheck import (
     CheckedExperts,
     CheckedPacked,
@@ -24,12 +24,15 @@ from tests.kernels.paged_attention.memory import emulated
 
 GPU, MAC = Device("cuda", "a GPU", 1), Device("metal", "a Mac", 1)
 FOURS = PackedFormat(4, 64)
+UNKNOWN = PackedFormat(6, 32, "mxfp6")
 
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_kernels_that_are_right_pass(dtype: mx.Dtype) -> None:
-    assert check_packed_product(GPU, packed(FOURS, 40, 640, dtype)) is None
+@pytest.mark.parametrize("packing", [FOURS, *FLOAT_FORMATS], ids=str)
+@pytest.mark.sampled(4)
+def test_kernels_that_are_right_pass(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    assert check_packed_product(GPU, packed(packing, 40, 640, dtype)) is None
 
 
 @emulated
@@ -102,16 +105,22 @@ def test_weights_that_are_unpacked_wrongly_are_left_to_mlx_for_many_rows(monkeyp
 @emulated
 def test_a_mac_is_left_mlxs_own_kernels_and_that_is_nothing_wrong() -> None:
     checked = CheckedPacked(MAC)
-    assert checked.of(packed(FOURS, 40, 640, mx.bfloat16)) is None and not checked.supports(
-        PackedFormat(4, 32, "mxfp4")
-    )
+    assert checked.of(packed(FOURS, 40, 640, mx.bfloat16)) is None and not checked.supports(UNKNOWN)
     assert not checked.wrong
 
 
 def test_a_packing_without_a_kernel_is_named_once() -> None:
     checked = CheckedPacked(GPU)
-    assert not checked.supports(PackedFormat(4, 32, "mxfp4")) and not checked.supports(PackedFormat(4, 32, "mxfp4"))
-    assert list(checked.wrong.values()) == ["weights packed as mxfp4: there are kernels for affine ones"]
+    assert not checked.supports(UNKNOWN) and not checked.supports(UNKNOWN)
+    assert list(checked.wrong.values()) == [
+        "weights packed as mxfp6: there are kernels for affine ones and mxfp4, nvfp4, mxfp8"
+    ]
+
+
+def test_weights_with_half_of_what_a_kernel_holds_at_once_are_left_to_mlx() -> None:
+    checked = CheckedPacked(GPU)
+    assert checked.of(packed(NVFP4, 8, 48, mx.bfloat16)) is None
+    assert list(checked.wrong.values()) == ["nvfp4 weights of 48 columns: there are kernels for multiples of 32"]
 
 
 def _experts(hidden: int = 64) -> Projections:

@@ -7,24 +7,34 @@ import numpy as np
 
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launcher import Launcher
-from ingot.kernels.packed_matmul.kernels import PACKED_TUNING, PackedFormat, PackedProduct, PackedTuning, PackedWeights
+from ingot.kernels.packed_matmul.kernels import (
+    BITS,
+    FLOAT_FORMATS,
+    GROUPS,
+    PACKED_TUNING,
+    PackedFormat,
+    PackedProduct,
+    PackedTuning,
+    PackedWeights,
+)
 
+PACKINGS = [*(PackedFormat(bits, group) for bits in BITS for group in GROUPS), *FLOAT_FORMATS]
 BOUNDS = {mx.float32: 4e-6, mx.float16: 2**-10, mx.bfloat16: 2**-7}
 """Of the largest number, by which what is rounded once may be off."""
 
 
 def packed(packing: PackedFormat, outputs: int, columns: int, dtype: mx.Dtype, seed: int = 0) -> PackedWeights:
     drawn = np.random.default_rng(seed).standard_normal((outputs, columns), np.float32)
-    quantized = mx.quantize(mx.array(drawn).astype(dtype), group_size=packing.group, bits=packing.bits)
-    return PackedWeights.of(packing, *quantized)
+    quantized = mx.quantize(mx.array(drawn).astype(dtype), packing.group, packing.bits, packing.mode)
+    return PackedWeights.of(packing, *quantized, dtype=dtype)
 
 
 def experts(
     packing: PackedFormat, count: int, outputs: int, columns: int, dtype: mx.Dtype, seed: int = 0
 ) -> PackedWeights:
     flat = packed(packing, count * outputs, columns, dtype, seed)
-    parts = (part.reshape(count, outputs, -1) for part in (flat.weight, flat.scales, flat.biases))
-    return PackedWeights(packing, *parts)
+    parts = (flat.weight, flat.scales) if flat.biases is None else (flat.weight, flat.scales, flat.biases)
+    return PackedWeights.of(packing, *(part.reshape(count, outputs, -1) for part in parts), dtype=dtype)
 
 
 def activations(rows: int, columns: int, dtype: mx.Dtype, seed: int = 1) -> mx.array:
@@ -38,7 +48,10 @@ def product(
 
 
 def exact(x: mx.array, weights: PackedWeights) -> np.ndarray:
-    """In float64, of the whole numbers that the weights are packed as."""
+    """In float64, of the whole numbers that the weights are packed as, or of the floats that MLX unpacks, which float32
+    holds."""
+    if weights.biases is None:
+        return _wide(x) @ _wide(weights.unpacked(mx.float32)).T
     factors = (np.repeat(_wide(part), weights.packing.group, axis=1) for part in (weights.scales, weights.biases))
     scales, biases = factors
     return _wide(x) @ (_whole(weights) * scales + biases).T

@@ -22,6 +22,7 @@ from tests.kernels.recurrent.layers import Layer, close
 
 pytestmark = emulated
 DELTA = DeltaShape(2, 4, 16, 16, 4)
+KDA = DeltaShape(2, 2, 32, 32, 4, decays_by_key=True, sigmoid_gate=True, gates_apart=True, decays_apart=True)
 MAMBA = Mamba2Shape(4, 2, 16, 32, 4, 32, biased=True)
 SHORT = ShortConvShape(40, 3)
 
@@ -35,6 +36,10 @@ SHORT = ShortConvShape(40, 3)
         (DeltaShape(1, 2, 256, 32, 3), mx.float16, 4e-3),
         (DeltaShape(1, 1, 96, 16, 2), mx.float32, 1e-5),
         (DeltaShape(2, 6, 16, 32, 4, interleaved=True), mx.float32, 1e-5),
+        (KDA, mx.float32, 1e-5),
+        (DeltaShape(2, 2, 128, 128, 4, decays_by_key=True, bounded=True, sigmoid_gate=True), mx.bfloat16, 3e-2),
+        (DeltaShape(1, 2, 96, 48, 4, decays_by_key=True, decays_apart=True), mx.float16, 4e-3),
+        (DeltaShape(1, 2, 16, 16, 3, bounded=True, gates_apart=True), mx.float32, 1e-5),
         (MAMBA, mx.float32, 1e-5),
         (Mamba2Shape(6, 2, 80, 128, 4, 240, biased=True), mx.bfloat16, 3e-2),  # Nemotron's
         (Mamba2Shape(3, 1, 64, 128, 4, 192, biased=True), mx.float16, 4e-3),  # Granite's
@@ -59,7 +64,7 @@ def test_rows_of_unlike_lengths_are_one_launch(shape: MixerShape, dtype: mx.Dtyp
         assert np.array_equal(np.array(now[2]), before[2]), "a slot that nobody has"
 
 
-@pytest.mark.parametrize("shape", [DELTA, MAMBA, SHORT], ids=["delta", "mamba", "short"])
+@pytest.mark.parametrize("shape", [DELTA, KDA, MAMBA, SHORT], ids=["delta", "kda", "mamba", "short"])
 def test_where_kernels_run_side_by_side_states_are_outputs_with_the_same_bits(shape: MixerShape) -> None:
     pieces = [(0, 1, 3, 8), (1, 70, 0, 0), (71, 2, 1, 2)]
     layer = Layer(shape, 73, mx.bfloat16)
@@ -70,21 +75,21 @@ def test_where_kernels_run_side_by_side_states_are_outputs_with_the_same_bits(sh
         assert np.array_equal(rows, np.array(states[mx.array([3, 0, 1])]))
 
 
-@pytest.mark.parametrize("shape", [DELTA, MAMBA, SHORT], ids=["delta", "mamba", "short"])
+@pytest.mark.parametrize("shape", [DELTA, KDA, MAMBA, SHORT], ids=["delta", "kda", "mamba", "short"])
 def test_states_are_found_by_their_addresses(shape: MixerShape) -> None:
     pieces = [(0, 2, 3, 8), (2, 3, 0, 0)]
     layer = Layer(shape, 5)
     wanted = layer.run(pieces)
     states = [np.array(part) for part in layer.states]
     layer.restart()
-    run, joint = Emulator(), mx.array(layer.joint)
+    run, (joint, *apart) = Emulator(), layer.given()
     places = locate_states(run, layer.states)
-    found, _ = layer.kernels(run).mix(joint, RecurrentSpans.of(pieces), [places])
+    found, _ = layer.kernels(run).mix(joint, RecurrentSpans.of(pieces), [places], *apart)
     assert np.array_equal(np.array(found), wanted)
     assert all(np.array_equal(np.array(now), was) for now, was in zip(layer.states, states, strict=True))
 
 
-@pytest.mark.parametrize("shape", [DELTA, MAMBA, SHORT], ids=["delta", "mamba", "short"])
+@pytest.mark.parametrize("shape", [DELTA, KDA, MAMBA, SHORT], ids=["delta", "kda", "mamba", "short"])
 @given(cuts=st.lists(st.integers(1, 50), min_size=1, max_size=4), start=st.integers(0, 5), seed=st.integers(0, 2**31))
 @settings(max_examples=8, deadline=None)
 def test_no_bit_depends_on_how_a_row_is_cut(shape: MixerShape, cuts: list[int], start: int, seed: int) -> None:
@@ -104,7 +109,7 @@ def test_no_bit_depends_on_how_a_row_is_cut(shape: MixerShape, cuts: list[int], 
     assert all(np.array_equal(np.array(now[1]), was) for now, was in zip(layer.states, states, strict=True))
 
 
-@pytest.mark.parametrize("shape", [DELTA, MAMBA], ids=["delta", "mamba"])
+@pytest.mark.parametrize("shape", [DELTA, KDA, MAMBA], ids=["delta", "kda", "mamba"])
 def test_the_states_after_each_token_are_given_where_they_are_asked_for(shape: Any) -> None:
     layer = Layer(shape, 24)
     pieces = [(0, 3, 2, 4), (3, 17, 0, 1), (20, 4, 1, 0)]
@@ -147,6 +152,7 @@ def test_a_missing_barrier_is_found(shape: MixerShape, kernel: str, number: int)
         (DeltaShape(2, 4, 8, 16, 4), "keys of 8"),
         (DeltaShape(3, 4, 16, 16, 4), "4 value heads over 3"),
         (DeltaShape(2, 4, 16, 16, 9), "over 9 tokens"),
+        (DeltaShape(2, 4, 16, 16, 4, interleaved=True, decays_apart=True), "heads that lie together"),
         (Mamba2Shape(4, 2, 16, 8, 4), "states of 8"),
         (Mamba2Shape(4, 3, 16, 16, 4), "4 heads in 3 groups"),
         (Mamba2Shape(3, 1, 4, 16, 4), "12 numbers of all heads"),

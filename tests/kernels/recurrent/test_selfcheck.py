@@ -19,13 +19,14 @@ from tests.kernels.paged_attention.memory import emulated
 
 GPU = Device("cuda", "a GPU", 1)
 DELTA, JOINT = DeltaShape(1, 2, 32, 48, 4), DeltaShape(2, 4, 16, 16, 4, interleaved=True)
+KDA = DeltaShape(2, 2, 32, 32, 4, decays_by_key=True, sigmoid_gate=True, gates_apart=True, decays_apart=True)
 MAMBA, SHORT = Mamba2Shape(4, 2, 12, 32, 4, 24, biased=True), ShortConvShape(36, 3)
 
 
 @emulated
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("rules", ["cuda", "metal"])
-@pytest.mark.parametrize("shape", [DELTA, JOINT, MAMBA, SHORT], ids=["delta", "joint", "mamba", "short"])
+@pytest.mark.parametrize("shape", [DELTA, JOINT, KDA, MAMBA, SHORT], ids=["delta", "joint", "kda", "mamba", "short"])
 def test_kernels_that_are_right_pass(shape: MixerShape, rules: str, dtype: mx.Dtype) -> None:
     with engines.acting_as(rules):
         assert check_recurrent_kernels(Device(rules, "", 1), shape, dtype) is None  # type: ignore[arg-type]
@@ -41,10 +42,13 @@ def test_kernels_that_are_right_pass(shape: MixerShape, rules: str, dtype: mx.Dt
         (DELTA, "convolve", "count > STRETCH ?", "true ?", "convolve differs"),
         (SHORT, "convolve", "T(gate[i] * float(T(sum)))", "T(sum)", "convolve differs"),
         (MAMBA, "convolve", "float sum = shift;", "float sum = 0.0f;", "convolve differs"),
-        (DELTA, "advance", "state[i] *= decay;", "", "advance differs"),
+        (DELTA, "advance", "state[i] *= decay[BY_KEY ? i : 0];", "", "advance differs"),
         (DELTA, "advance", "held && !fresh", "held", "advance differs"),
         (DELTA, "advance", "keep + begin + t", "keep + begin", "advance returns other states"),
         (JOINT, "advance", "key_head * FACTOR_STEP", "key_head * IN_GROUP", "advance differs"),
+        (KDA, "advance", "BY_KEY ? i : 0", "0", "advance differs"),
+        (KDA, "advance", "+ head * DECAYS", "", "advance differs"),
+        (KDA, "gate", "SIGMOID ? 1.0f : opened[n]", "opened[n]", "gate differs"),
         (DELTA, "advance", "step < LANES", "step < 2", "advance differs"),
         (DELTA, "advance", "strength;", "strengthh;", "does not run: a kernel does not compile"),
         (MAMBA, "scan", "SIZE && !fresh", "SIZE", "scan differs"),

@@ -106,7 +106,7 @@ def test_a_module_is_looked_up_by_its_own_class() -> None:
 
     assert registry.attention_spec_of(of("phi3.Attention")) == AttentionSpec(joint="qkv_proj")
     assert registry.mlp_spec_of(of("gemma.MLP")) == MlpSpec(act="gelu")
-    assert registry.recurrence_spec_of(of("qwen3_next.Qwen3NextGatedDeltaNet")) == GatedDeltaSpec(joint=True)
+    assert registry.recurrence_spec_of(of("qwen3_5.GatedDeltaNet")) == GatedDeltaSpec()
     assert registry.recurrence_spec_of(of("mamba2.Mamba2Block")) == Mamba2Spec()
     assert registry.norm_spec_of(of("gemma2.RMSNorm")) == NormSpec("rms", one_more=True)
     assert registry.layer_spec_of(of("granite.TransformerBlock")) == two_blocks(multiplier="residual_multiplier")

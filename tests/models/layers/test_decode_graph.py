@@ -34,10 +34,11 @@ from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.layers import decode_graph
-from ingot.models.layers.decode_graph import AttentionKind, DecodeGraphs, decode_graphs_of
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
-from ingot.models.layers.graph_inputs import StepInputs
-from ingot.models.layers.graph_layers import MoePart
+from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
+from ingot.models.layers.graph_layers import GraphRun, OwnBlock, OwnLayer
+from ingot.models.layers.graph_parts import MoePart
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.lora.loading import load_lora
@@ -148,6 +149,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 70,
     },
+    # Queries that grow with their positions.
+    "ministral3": {
+        "model_type": "ministral3",
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        },
+    },
     "olmo2": {"model_type": "olmo2"},
     "olmo3": {
         "model_type": "olmo3",
@@ -156,6 +165,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
     },
     "phi3": {"model_type": "phi3", "hidden_size": 64},
+    "minicpm": {"model_type": "minicpm", "hidden_size": 64, "dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 2.0},
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "granitemoehybrid": {**_MAMBA, **_GRANITE, "model_type": "granitemoehybrid", "position_embedding_type": "nope"},
     "nemotron_h": {
         **_MAMBA,
@@ -196,7 +207,19 @@ _EXPERTS = {
 }
 _SHARED_EXPERT = {"n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1}
 _BIASED_CHOICE = {**_SHARED_EXPERT, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2}
+_LATENT = {
+    **{"num_attention_heads": 4, "num_key_value_heads": 4},
+    **{"kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+}
 MIXTURES: dict[str, dict[str, Any]] = {
+    "mistral4": {
+        **{**_SHARED_EXPERT, **_LATENT, "q_lora_rank": 64, "routed_scaling_factor": 1.0, "n_group": 1},
+        "topk_group": 1,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        },
+    },
     "qwen2_moe": {"shared_expert_intermediate_size": 32},
     "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": [0]},
     "qwen3_5_moe": {
@@ -218,8 +241,31 @@ MIXTURES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_theta": 10000.0, "rope_type": "default"},
         },
     },
+    # Kimi's delta attention, and latent attention of which nothing is rotated.
+    "kimi_linear": {
+        **_SHARED_EXPERT,
+        **_LATENT,
+        **{"num_hidden_layers": 3, "num_experts_per_token": 12, "num_expert_group": 4, "topk_group": 2},
+        **{"routed_scaling_factor": 1.5, "mla_use_nope": True, "model_max_length": 512},
+        "linear_attn_config": {
+            **{"kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32},
+            "short_conv_kernel_size": 4,
+        },
+    },
+    # Queries made from latents.
+    "glm4_moe_lite": {**_BIASED_CHOICE, **_LATENT, "q_lora_rank": 64},
     "mixtral": {},
     "olmoe": {},
+    "deepseek": {**_SHARED_EXPERT, "moe_layer_freq": 1, "attention_bias": False},
+    "ernie4_5_moe": {
+        **{"use_bias": False, "moe_num_experts": 12, "moe_k": 12, "moe_layer_start_index": 1},
+        "moe_num_shared_experts": 1,
+    },
+    "lfm2_moe": {
+        **{"norm_eps": 1e-5, "conv_bias": False, "conv_L_cache": 3, "layer_types": ["conv", "full_attention"]},
+        **{"use_expert_bias": True, "num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    },
+    "minimax": {"use_qk_norm": True, "shared_intermediate_size": 16, "rotary_dim": 8},
     "granitemoe": {
         **{"attention_bias": False, "logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0},
         "residual_multiplier": 0.5,
@@ -228,19 +274,32 @@ MIXTURES: dict[str, dict[str, Any]] = {
 """Families whose layers have experts."""
 
 
+PACKINGS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "mixtral": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    "exaone_moe": {"group_size": 16, "bits": 4, "mode": "nvfp4"},
+}
+"""Of experts of some of them."""
+
+
 @cache
 def mixture(kind: str, **changes: int) -> ModelAdapter:
     """Each token has all experts, so that no way of rounding decides which; or so many."""
 
     def biased(path: str, weight: mx.array) -> mx.array:
-        if path.endswith("e_score_correction_bias"):
+        if path.endswith(("e_score_correction_bias", "expert_bias")):
             return mx.random.normal(weight.shape, key=mx.random.key(1)) / 4
         return weight
 
     config = {**tiny.CONFIGS["kernel"], **MIXTURES[kind], **_EXPERTS, "model_type": kind, **changes}
     model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
     model.update(tree_map_with_path(biased, model.parameters()))
-    nn.quantize(model, group_size=32, bits=4, class_predicate=lambda _, each: hasattr(each, "to_quantized"))
+
+    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        own = PACKINGS.get(kind) if "experts" in path else None
+        return own or True if hasattr(module, "to_quantized") else False
+
+    nn.quantize(model, group_size=32, bits=4, class_predicate=packing)
     mx.eval(model.parameters())
     return adapt_model(model, config, engines.GPU)
 
@@ -361,7 +420,7 @@ def test_a_window_in_one_of_several_kv_splits_is_seen(monkeypatch: pytest.Monkey
         session = Session(adapter, [150, 3])
         found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(2)])
     assert apart(*found) < 2**-5
-    assert min(bound.splits for _, key in stack._replays for bound in key.rows) == 2
+    assert min(bound.splits for _, key, _ in stack._replays for bound in key.rows) == 2
 
 
 def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +477,9 @@ def test_rows_in_fewer_bits_are_part_of_the_graph(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain", "qwen3_5_moe", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize(
+    "kind", ["packed", "plain", "qwen3_5_moe", "gpt_oss", "glm4_moe", "kimi_linear", "glm4_moe_lite"]
+)
 def test_a_row_has_the_same_bits_alone_and_among_others(kind: str) -> None:
     adapter = mixture(kind, num_experts_per_tok=3) if kind in MIXTURES else shared(kind)
     alone, among = Session(adapter, [70]), Session(adapter, [70, 3, 20])
@@ -601,18 +662,66 @@ def test_what_is_not_covered_keeps_its_own_layers_and_is_named(kind: str, part: 
     assert f"layers run kernel by kernel, slower: a graph has no kernels for {part}" in adapter.notes
 
 
+PARTLY: dict[str, tuple[dict[str, Any], str, list[type]]] = {
+    "experts": (
+        {
+            **MIXTURES["qwen3_moe"],
+            **_EXPERTS,
+            **{"model_type": "qwen3_moe", "num_hidden_layers": 4, "mlp_only_layers": [0, 2, 3]},
+        },
+        "experts whose gates are packed otherwise of Qwen3MoeSparseMoeBlock",
+        [GraphRun, OwnBlock, GraphRun],
+    ),
+    "recurrent": (
+        {
+            **{"model_type": "jamba", "num_hidden_layers": 4, "hidden_size": 128, "num_key_value_heads": 2},
+            **{"layers_block_type": ["attention", "mamba", "attention", "attention"], "num_experts": 1},
+            **{"attn_layer_offset": 0, "attn_layer_period": 2, "expert_layer_offset": 0, "expert_layer_period": 2},
+            **{"mamba_d_conv": 4, "mamba_d_state": 8, "mamba_expand": 2, "num_experts_per_tok": 1},
+        },
+        "JambaMambaMixer",
+        [GraphRun, OwnLayer, GraphRun],
+    ),
+}
+"""Models some of whose layers have a part without kernels, what that is, and what their steps are."""
+
+
+@pytest.mark.parametrize("kind", PARTLY)
+def test_a_part_without_kernels_is_computed_between_graphs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, part, runs = PARTLY[kind]
+    config = {**tiny.CONFIGS["kernel"], **changes}
+    model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
+    experts = {"gate_proj": {"bits": 4}, "up_proj": {"bits": 8}, "down_proj": {"bits": 8}}
+    nn.quantize(model, 32, class_predicate=lambda path, _: "switch_mlp." in path and experts.get(path.split(".")[-1]))
+    adapter = adapt_model(model, config, engines.GPU)
+    stack, found = stacked(adapter), []
+    assert stack.refusal is None and [type(run) for run in stack._parts.runs] == runs
+    assert any(part in note and "between graphs, slower" in note for note in adapter.notes)
+    for plainly in (False, True):
+        if plainly:
+            monkeypatch.setattr(stack, "refusal", "for comparison")
+        session = Session(adapter, [3, 70])
+        before = stack.graph_count
+        found.append([session.run([9, 8], [ForwardPart(tuple(session.rows), 1)]) for _ in range(4)])
+        assert stack.graph_count <= before + 2, "the same two graphs at all these steps"
+    assert apart(*found) < 2**-5
+
+
 @pytest.mark.parametrize(
     ("packing", "part"),
-    [(None, "experts in bfloat16"), ({"group_size": 32, "bits": 4, "mode": "mxfp4"}, "mxfp4 experts")],
-    ids=["plain", "mxfp4"],
+    [(None, "experts in bfloat16"), ({"group_size": 16, "bits": 4, "mode": "nvfp4"}, "nvfp4 experts")],
+    ids=["plain", "nvfp4"],
 )
 def test_experts_that_are_not_covered_keep_their_layers_and_are_named(
     packing: dict[str, Any] | None, part: str
 ) -> None:
-    config = {**tiny.CONFIGS["kernel"], **MIXTURES["qwen3_moe"], **_EXPERTS, "model_type": "qwen3_moe"}
+    """Of nvfp4, columns that are no multiple of 32 are not."""
+    mixtures = {**MIXTURES["qwen3_moe"], **_EXPERTS, "mlp_only_layers": []}
+    config = {**tiny.CONFIGS["kernel"], **mixtures, "model_type": "qwen3_moe"}
+    config["hidden_size"] = 64 if packing is None else 48
     model = random_models.build(config, spread=0.2, dtype=mx.bfloat16)
     if packing is not None:
-        nn.quantize(model, class_predicate=lambda path, _: "switch_mlp.g" in path, **packing)
+        nn.quantize(model, class_predicate=lambda path, _: "switch_mlp." in path and "_proj" in path, **packing)
     swap_modules(model, engines.GPU, CheckedKernels(engines.GPU))
     assert decode_graph.why_uncovered(model) == f"{part} of Qwen3MoeSparseMoeBlock"
 
@@ -655,7 +764,7 @@ def adapted_rows(adapter: ModelAdapter, slots: list[int], steps: int = 3) -> lis
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "phi3", "gemma", "qwen3_5", "kimi_linear", "glm4_moe_lite"])
 def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = adapted(kind)
     stack, bare = stacked(adapter), adapted_rows(adapter, [0, 0, 0])
@@ -663,6 +772,10 @@ def test_adapters_are_part_of_the_graph(kind: str, tmp_path: Path, monkeypatch: 
         "in_proj_qkv",
         "in_proj_a",
         "out_proj",
+        "f_a_proj",
+        "g_b_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
         "q_proj",
         "v_proj",
         "qkv_proj",
@@ -696,11 +809,11 @@ def test_graphs_of_adapters_that_went_are_forgotten(tmp_path: Path) -> None:
     folders = [write_mlx(tmp_path / str(n), matrices(sizes, 4, n), rank=4, scale=0.02) for n in (1, 2)]
     first = load_lora(adapter, folders[0], most_rank=16)
     alone = adapted_rows(adapter, [1])
-    assert sum(bool(key.lora_version) for _, key in stack._replays) > 0
+    assert sum(bool(key.lora_version) for _, key, _ in stack._replays) > 0
     load_lora(adapter, folders[1], most_rank=16)
     adapter.loras.drop(first.digest)
     other = adapted_rows(adapter, [2])
-    assert len({key.lora_version for _, key in stack._replays if key.lora_version}) == 1
+    assert len({key.lora_version for _, key, _ in stack._replays if key.lora_version}) == 1
     assert not mx.array_equal(alone[0][0], other[0][0])
     load_lora(adapter, folders[0], most_rank=16)
     assert all(mx.array_equal(*each) for each in zip(adapted_rows(adapter, [1])[0], alone[0], strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,10 +19,12 @@ from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.records import restore_row, take_record
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
+from ingot.kernels.cpu import native
 from ingot.kernels.device import GPUS, Device, current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.forward import run_forward
+from ingot.models.layers.swapping import find_mixers, unknown_mixers
 from ingot.models.probe import logits_gap
 from ingot.upstream import caches
 from tests import engines, tiny
@@ -41,19 +44,13 @@ NEEDS_METAL = {
 
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
-    "gpt_bigcode": "positions counted by numpy from a single number",
     "llama-dynamic": "RoPE whose base follows a single length",
-    "minimax_m3_vl": "blocks of keys chosen by the place in the longest row, in long prompts only",
 }
 UNMIXED = {
     "afm7": "layers that reuse keys read another layer's cache",
-    "dbrx": "the layer asks its mask for a shape",
-    "gpt2": "positions counted from a single number",
-    "gpt_bigcode": ONE_BY_ONE["gpt_bigcode"],
     "iquestloopcoder": "each layer is run twice, over two caches",
     "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
-    "minimax_m3_vl": ONE_BY_ONE["minimax_m3_vl"],
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
@@ -134,7 +131,7 @@ def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(na
     check(name, current_device())
 
 
-@pytest.mark.parametrize("name", ["cohere-normed", "llama-dynamic"])
+@pytest.mark.parametrize("name", ["baichuan_m1", "cohere-normed", "dbrx", "gpt2", "llama-dynamic", "plamo"])
 def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
     check(name, engines.GPU)
 
@@ -142,11 +139,16 @@ def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
 @pytest.mark.skipif(not has_paged_kernels(engines.GPU), reason="kernels run on no device here, nor can be emulated")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "name", ["ministral3", "gemma4", "llama4_text", "internlm2", "laguna", "muse_glimmer", "stablelm", "step3p5"]
+    "name",
+    [
+        *("deepseek_v32", "ministral3", "minimax_m3_vl", "gemma4", "llama4_text", "internlm2", "laguna"),
+        *("muse_glimmer", "stablelm", "step3p5"),
+    ],
 )
 def test_so_do_the_kernels_of_gpus_over_heads_that_they_support(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wider = {"head_dim": 16, "global_head_dim": 32, "hidden_size": 64}
-    monkeypatch.setitem(family_configs.FAMILIES, name, family_configs.FAMILIES[name] | wider)
+    wider = {"head_dim": 16, "global_head_dim": 32, "hidden_size": 64, "index_head_dim": 32}
+    latent = {"kv_lora_rank": 64, "qk_rope_head_dim": 16}
+    monkeypatch.setitem(family_configs.FAMILIES, name, family_configs.FAMILIES[name] | wider | latent)
     adapter = check(name, engines.GPU)
     assert not any(": a kernel" in note for note in adapter.notes)
 
@@ -236,12 +238,26 @@ def test_a_family_whose_code_does_not_load_is_refused_with_a_reason(name: str, t
         load_model_adapter(tmp_path, current_device())
 
 
+@pytest.mark.skipif(not native.available(), reason="latent attention is mlx-lm's own without kernels")
+def test_the_page_of_models_names_the_families_that_run_mlx_lms_own_mixers() -> None:
+    page = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    named = page.partition("families run mlx-lm's own mixers")[2].partition(". ")[0]
+    own = {family_configs.config(name)["model_type"] for name in {*SERVED, *NEEDS_METAL} if runs_mlx_lms_mixers(name)}
+    assert re.findall(r"`(.*?)`", named) == sorted(own)
+
+
+def runs_mlx_lms_mixers(name: str) -> bool:
+    """A model without mixers has all of its attention in the code of the decoder."""
+    model = family_configs.skeleton(name)
+    return bool(unknown_mixers(model)) or not find_mixers(model)
+
+
 def test_every_family_of_mlx_lm_is_among_these() -> None:
     modules = {path.stem for path in family_configs.upstream_files()}
     assert modules == {family_configs.config(name)["model_type"] for name in family_configs.FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
+@pytest.mark.parametrize("name", ["afm7", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
 def test_the_engine_answers_alike_alone_and_in_company_where_rows_do_not_mix(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

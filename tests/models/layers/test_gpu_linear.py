@@ -15,6 +15,7 @@ from ingot.engine.memory_budget import MemoryBudget
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
+from ingot.kernels.packed_matmul import kernels as packed_kernels
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.layers import swapping
@@ -189,6 +190,13 @@ only_packed_linear = pytest.mark.skipif(
 )
 
 
+FLOATS: dict[str, dict[str, Any]] = {
+    "mxfp4": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
+    "nvfp4": {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+    "mxfp8": {"bits": 8, "group_size": 32, "mode": "mxfp8"},
+}
+
+
 def built_of_packed_linear(name: str, **packing: Any) -> nn.Module:
     model = tiny.build(name)
     nn.quantize(model, **(packing or {"bits": 4, "group_size": 32}), class_predicate=_divides)
@@ -214,17 +222,22 @@ def logits_of_packed_linear(adapter: ModelAdapter) -> list[mx.array]:
 
 @only_packed_linear
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("kernel", QuantizedKernelLinear), ("tied", QuantizedKernelEmbedding), ("moe", QuantizedKernelSwitchLinear)],
+    ("name", "kind", "packing"),
+    [
+        *(("kernel", QuantizedKernelLinear, {}), ("kernel", QuantizedKernelLinear, FLOATS["mxfp8"])),
+        *(("tied", QuantizedKernelEmbedding, {}), ("tied", QuantizedKernelEmbedding, FLOATS["nvfp4"])),
+        *(("moe", QuantizedKernelSwitchLinear, {}), ("moe", QuantizedKernelSwitchLinear, FLOATS["mxfp4"])),
+    ],
+    ids=["kernel", "kernel-mxfp8", "tied", "tied-nvfp4", "moe", "moe-mxfp4"],
 )
 def test_what_they_compute_is_what_mlxs_own_products_give_of_packed_linear(
-    name: str, kind: type, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: type, packing: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = adapt_model(built_of_packed_linear(name), tiny.CONFIGS[name], engines.GPU)
+    ours = adapt_model(built_of_packed_linear(name, **packing), tiny.CONFIGS[name], engines.GPU)
     assert any(isinstance(module, kind) for _, module in ours.model.named_modules())
     assert not any("own products" in note for note in ours.notes)
     monkeypatch.setattr(swapping, "swap_quantized_layers", lambda model, kernels: 0)
-    theirs = adapt_model(built_of_packed_linear(name), tiny.CONFIGS[name], engines.GPU)
+    theirs = adapt_model(built_of_packed_linear(name, **packing), tiny.CONFIGS[name], engines.GPU)
     assert not any(isinstance(module, kind) for _, module in theirs.model.named_modules())
     for mine, wanted in zip(logits_of_packed_linear(ours), logits_of_packed_linear(theirs), strict=True):
         assert logits_gap(mine, wanted) < 1e-4
@@ -245,10 +258,9 @@ def test_packed_weights_are_counted_once() -> None:
 
 
 @only_packed_linear
-def test_packings_of_other_modes_are_left_to_mlx_and_the_adapter_says_so() -> None:
-    adapter = adapt_model(
-        built_of_packed_linear("kernel", bits=4, group_size=32, mode="mxfp4"), tiny.CONFIGS["kernel"], engines.GPU
-    )
+def test_packings_without_a_kernel_are_left_to_mlx_and_the_adapter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_kernels, "FLOAT_FORMATS", ())
+    adapter = adapt_model(built_of_packed_linear("kernel", **FLOATS["mxfp4"]), tiny.CONFIGS["kernel"], engines.GPU)
     assert not any(isinstance(module, QuantizedKernelLinear) for _, module in adapter.model.named_modules())
     assert any(
         "packed weights by MLX's own products, slower: weights packed as mxfp4" in note for note in adapter.notes

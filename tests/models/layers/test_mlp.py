@@ -110,6 +110,8 @@ def tokens(count: int, size: int = 64) -> tuple[mx.array, mx.array]:
         (SwiGLU(), {"group_size": 64, "bits": 4}),
         (SwigluOAI(), {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
         (SwigluOAI(limit=1.0), {"group_size": 32, "bits": 8}),
+        (SwiGLU(), {"group_size": 16, "bits": 4, "mode": "nvfp4"}),
+        (SwiGLU(), {"group_size": 32, "bits": 8, "mode": "mxfp8"}),
         (DoubledSwiGLU(), {"group_size": 64, "bits": 4}),
     ],
 )

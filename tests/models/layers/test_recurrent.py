@@ -27,7 +27,10 @@ from tests.models.layers import family_configs
 only_recurrent = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
 HYBRID = Path(__file__).parents[3] / "foundry" / "models" / "hybrid"
-FAMILIES = ["qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"]
+FAMILIES = [
+    *("qwen3_5", "qwen3_next", "olmo_hybrid", "kimi_linear", "kimi_k3", "bailing_moe_v3"),
+    *("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h", "lfm2", "lfm2_moe"),
+]
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 70, 1, 33)]
 STEPS = 12
 

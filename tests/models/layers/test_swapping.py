@@ -14,8 +14,9 @@ from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels.cpu import native
 from ingot.models.forward import new_batch_state
 from ingot.models.layers import attention
-from ingot.models.layers.attention import MixedAttention, native_kv_layouts
+from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import RaggedAttention
+from ingot.models.layers.attention_setup import kv_layouts
 from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.rope import swap_ropes
 from ingot.models.layers.swapping import SplitMixer, find_mixers, is_tiled, swap_mixers
@@ -32,10 +33,12 @@ KNOWN = [
     "gpt_oss",
     "qwen3_next",
     "cohere",
+    "dbrx",
     "exaone4",
     "lfm2",
     "mixtral",
     "olmo3",
+    "baichuan_m1",
     "bailing_moe",
     "bailing_moe_linear",
     "exaone",
@@ -49,8 +52,10 @@ KNOWN = [
     "nemotron_h",
     "olmo_hybrid",
     "phimoe",
+    "plamo",
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "gemma3n",
     "gemma4",
     "gemma4-keys-are-values",
@@ -61,6 +66,7 @@ KNOWN = [
     "lille-130m",
     "longcat_flash",
     "mimo_v2_flash-scaled",
+    "minimax_m3_vl",
     "ministral3",
     "muse_glimmer",
     "qwen",
@@ -68,7 +74,7 @@ KNOWN = [
     "step3p5",
     "talkie",
 ]
-OTHERS = ["deepseek_v32", "mamba", "plamo", "rwkv7"]
+OTHERS = ["mamba", "rwkv7"]
 TOLERANCE = 1e-4
 
 
@@ -117,14 +123,16 @@ def test_a_mixed_launch_gives_every_token_what_launches_apart_give(
 
 
 @pytest.mark.skipif(not native.available(), reason="no native kernels")
-@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "gemma4", "hunyuan", "mimo_v2_flash", "mistral4"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma4", "hunyuan", "mimo_v2_flash", "mistral4"]
+)
 def test_a_launch_that_the_native_kernels_do_not_cover_gives_the_same(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RaggedAttention, "covers", lambda *_: False)
     model = family_configs.build(family)
     compare_mixed_with_apart(model)
-    assert any(layout is not None for layout in native_kv_layouts(model)) == (family not in ("gemma4", "hunyuan"))
+    assert any(layout is not None for layout in kv_layouts(model)) == (family not in ("gemma4", "hunyuan"))
 
 
 def compare_mixed_with_apart(model: Any) -> None:

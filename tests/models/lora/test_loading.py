@@ -32,6 +32,13 @@ def loaded(kind: str, device: Device | None = None) -> ModelAdapter:
     return adapt_model(model, tiny.CONFIGS[kind], here)
 
 
+MXFP4 = {
+    **{"group_size": 32, "bits": 4, "mode": "mxfp4"},
+    "class_predicate": lambda path, module: "_proj" in path and hasattr(module, "to_quantized"),
+}
+"""Of layers alone: MLX looks such embeddings up in bfloat16."""
+
+
 def written(folder: Path, kind: str, seed: int, rank: int = 4, names: tuple[str, ...] = EVERYWHERE) -> Path:
     wanted = names if kind != "hybrid" else (*names, *RECURRENT)
     sizes = {path: size for path, size in shapes(tiny.build(kind), wanted).items() if ".switch_mlp." not in path}
@@ -106,11 +113,18 @@ def test_rows_with_different_adapters_are_computed_as_each_alone(kind: str, tmp_
 
 @pytest.mark.parametrize(
     "kind, device",
-    [("kernel-packed", engines.GPU), ("kernel-hybrid", engines.GPU), ("moe", engines.GPU), ("kernel-window", METAL)],
-    ids=["graph", "recurrent", "experts", "metal"],
+    [
+        *(("kernel-packed", engines.GPU), ("kernel-mxfp4", engines.GPU), ("kernel-hybrid", engines.GPU)),
+        *(("moe", engines.GPU), ("kernel-window", METAL)),
+    ],
+    ids=["graph", "mxfp4", "recurrent", "experts", "metal"],
 )
-def test_so_they_are_by_a_gpus_rules(kind: str, device: Device, tmp_path: Path) -> None:
+def test_so_they_are_by_a_gpus_rules(
+    kind: str, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiny.CONFIGS, "kernel-mxfp4", {**tiny.CONFIGS["kernel-packed"], "quantization": MXFP4})
     model = loaded(kind, device)
+    assert not any("kernel by kernel" in note for note in model.notes) or kind in ("moe", "kernel-hybrid")
     bare = ours(model, [0, 0])[0]
     names = ("q_proj", "v_proj", "up_proj", "down_proj", "o_proj")
     folders = [written(tmp_path / str(seed), kind, seed, rank, names) for seed, rank in ((1, 4), (2, 7))]

@@ -11,7 +11,7 @@
 // is made of it; y is arranged.
 constexpr int LINE = 8 * BITS;  // bytes of 64 columns of a row of weights
 constexpr int PIECE = LINE % 16 == 0 ? 16 : 8, PIECES = LINE / PIECE;
-constexpr int PAIRS = GROUP == 32 ? 2 : 1;  // scales of 64 columns
+constexpr int PAIRS = GROUP < 64 ? 64 / GROUP : 1;  // scales of 64 columns
 constexpr int AHEAD = STAGES - 2;           // units read one stage, and may still read the one before
 constexpr int THREADS = FOURS * 128;        // and as many rows of weights
 constexpr int GIVEN = ROWS * 128, WEIGHT = THREADS * LINE, FACTORS = THREADS * PAIRS * 4;
@@ -144,7 +144,7 @@ do {  // at least once: units are still adding where this ends, and no sums may 
   for (int i = 0; i < 4; ++i) {
     const int row = warp / 4 * 128 + i / 2 * 64 + warp % 4 * 16 + i % 2 * 8 + up;
     load_lot(lots[i], weights + stage * WEIGHT + row * LINE + across * (2 * BITS));
-    const unsigned int both = factors[(stage * THREADS + row) * PAIRS + (PAIRS == 2 ? across / 2 : 0)];
+    const unsigned int both = factors[(stage * THREADS + row) * PAIRS + across * PAIRS / 4];
     scale[i] = lower_halves(both, both);
     bias[i] = upper_halves(both, both);
   }

@@ -118,50 +118,6 @@ struct Whole<Half, false> {
   static INLINE unsigned int of(unsigned int two, unsigned int mask) { return behind<0x64006400u>(two, mask); }
 };
 
-// Scales and biases of neighbouring groups, of which there are so many.
-template <typename T, int DEPTH, bool ALIGNED>
-INLINE void load_factors(LOCAL Lot<DEPTH * int(sizeof(T))>& lot, const DEVICE T* from, int there) {
-  constexpr int UNIT = int(sizeof(T)), BYTES = DEPTH * UNIT;
-  if (ALIGNED && BYTES % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < BYTES / 16; ++i) {
-      const uint4 raw = ((const DEVICE uint4*)from)[i];
-      lot.words[i * 4] = raw.x; lot.words[i * 4 + 1] = raw.y; lot.words[i * 4 + 2] = raw.z; lot.words[i * 4 + 3] = raw.w;
-    }
-  } else if (ALIGNED && BYTES % 8 == 0) {
-#pragma unroll
-    for (int i = 0; i < BYTES / 8; ++i) {
-      const uint2 raw = ((const DEVICE uint2*)from)[i];
-      lot.words[i * 2] = raw.x; lot.words[i * 2 + 1] = raw.y;
-    }
-  } else if (UNIT == 4 || (ALIGNED && BYTES % 4 == 0)) {
-#pragma unroll
-    for (int i = 0; i < BYTES / 4; ++i) {
-      lot.words[i] = ALIGNED || i < there ? ((const DEVICE unsigned int*)from)[i] : 0;
-    }
-  } else {
-    clear_lot(lot);
-#pragma unroll
-    for (int i = 0; i < DEPTH; ++i) {
-      const unsigned int raw = ALIGNED || i < there ? ((const DEVICE unsigned short*)from)[i] : 0;
-      lot.words[i / 2] |= raw << i % 2 * 16;
-    }
-  }
-}
-
-template <int DEPTH>
-INLINE float factor_at(const LOCAL Lot<DEPTH * 2>& lot, int i, Brain) {
-  return from_bits(i % 2 == 0 ? lot.words[i / 2] << 16 : lot.words[i / 2] & 0xffff0000u);
-}
-template <int DEPTH>
-INLINE float factor_at(const LOCAL Lot<DEPTH * 2>& lot, int i, Half) {
-  return from_half(i % 2 == 0 ? lot.words[i / 2] & 0xffffu : lot.words[i / 2] >> 16);
-}
-template <int DEPTH>
-INLINE float factor_at(const LOCAL Lot<DEPTH * 4>& lot, int i, float) {
-  return from_bits(lot.words[i]);
-}
-
 // Bits that fit behind a power of two.
 template <typename N>
 struct Room {
@@ -171,6 +127,124 @@ template <>
 struct Room<Half> {
   CONSTANT int BITS = 10;
 };
+
+// x * a + b of two numbers of 16 bits in one, rounded once.
+#ifdef __CUDACC__
+template <typename T>
+INLINE unsigned int multiply_add_two(unsigned int x, unsigned int a, unsigned int b);
+template <>
+INLINE unsigned int multiply_add_two<Brain>(unsigned int x, unsigned int a, unsigned int b) {
+  unsigned int two;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(two) : "r"(x), "r"(a), "r"(b));
+  return two;
+}
+template <>
+INLINE unsigned int multiply_add_two<Half>(unsigned int x, unsigned int a, unsigned int b) {
+  unsigned int two;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(two) : "r"(x), "r"(a), "r"(b));
+  return two;
+}
+#else
+template <typename T>
+INLINE float part_of_two(unsigned int two, int i) {
+  const unsigned short bits = (unsigned short)(two >> i * 16);
+  T x;
+  memcpy(&x, &bits, 2);
+  return float(x);
+}
+template <typename T>
+INLINE unsigned int multiply_add_two(unsigned int x, unsigned int a, unsigned int b) {
+  return two_of<T>(multiply_add(part_of_two<T>(x, 0), part_of_two<T>(a, 0), part_of_two<T>(b, 0)),
+                   multiply_add(part_of_two<T>(x, 1), part_of_two<T>(a, 1), part_of_two<T>(b, 1)));
+}
+#endif
+
+// Floats of BITS: a sign, an exponent (of two bits or four) and a fraction (of one or three). Their bits are put where N has its
+// own, which makes all of them smaller, subnormal ones too, by two to the POWERth.
+template <typename N, int BITS>
+struct Floats {
+  CONSTANT int FRACTION = Room<N>::BITS, BIAS = (1 << (14 - FRACTION)) - 1, POWER = BIAS + 1 - (1 << (BITS / 2 - 1));
+  CONSTANT unsigned int RAISE = (unsigned int)(POWER + BIAS) << FRACTION;  // two to the POWERth, as N
+  static INLINE unsigned int lowered(unsigned int two) {
+    constexpr unsigned int SIGNS = (1u << (BITS - 1)) * 0x10001u, OTHERS = SIGNS - 0x10001u;
+    return (two & OTHERS) << (FRACTION + 1 - BITS / 2) | (two & SIGNS) << (16 - BITS);
+  }
+};
+template <int BITS>
+INLINE float float_of(unsigned int bits) {
+  return from_half(Floats<Half, BITS>::lowered(bits)) * float(1 << Floats<Half, BITS>::POWER);
+}
+
+// Weights as the matrix units take them, two in a word, of the bits of two: whole numbers, of which `by` is the mask, or floats.
+// What is lacking is made up for in sums: these have to be multiplied by LEFT.
+template <typename N, int BITS, int GROUP, bool FLOATS, bool EXACT>
+struct Packed : Whole<N, EXACT || (BITS > Room<N>::BITS)> {
+  CONSTANT float LEFT = 1.0f;
+  static INLINE unsigned int by(float) { return ((1u << BITS) - 1) * 0x10001u; }
+};
+// Lowered halves are exact in sums of float32; others would be too small, and are raised. So are weights in groups of sixteen,
+// by their scales: those have few enough bits for the products to be exact, and one matrix unit meets two of them.
+template <typename N, int BITS, int GROUP, bool EXACT>
+struct Packed<N, BITS, GROUP, true, EXACT> {
+  typedef Floats<N, BITS> Form;
+  CONSTANT bool HALF = Form::FRACTION == 10, SCALED = GROUP == 16;
+  CONSTANT float OFFSET = 0.0f, LEFT = HALF ? float(1 << (Form::POWER & 15)) : SCALED ? 128.0f : 1.0f;
+  CONSTANT unsigned int ONES = 0;
+  static INLINE unsigned int by(float scale) {
+    const float raise = from_bits((unsigned int)(Form::POWER + 127) << 23) / LEFT;
+    return SCALED ? two_of<N>(scale * raise, scale * raise) : Form::RAISE * 0x10001u;
+  }
+  static INLINE unsigned int of(unsigned int two, unsigned int by) {
+    const unsigned int lowered = Form::lowered(two);
+    return HALF && !SCALED ? lowered : multiply_add_two<N>(lowered, by, 0);
+  }
+};
+
+// Scales or biases that lie one behind another, of which so many bytes are there, of UNIT each.
+template <int BYTES, int UNIT, bool ALIGNED>
+INLINE void load_factors(LOCAL Lot<BYTES>& lot, const DEVICE unsigned char* from, int there) {
+  if (ALIGNED) {
+    load_lot(lot, from);
+  } else {
+    clear_lot(lot);
+#pragma unroll
+    for (int i = 0; i < BYTES / UNIT; ++i) {
+      if (i * UNIT < there) {
+        const unsigned int raw = UNIT == 4   ? ((const DEVICE unsigned int*)from)[i]
+                                 : UNIT == 2 ? ((const DEVICE unsigned short*)from)[i]
+                                             : from[i];
+        lot.words[i * UNIT / 4] |= raw << i * UNIT % 4 * 8;
+      }
+    }
+  }
+}
+
+// The one at i, or, of bytes in the same word, `next` behind it, which the compiler does not have to know.
+template <int GROUP, int BYTES>
+INLINE float factor_at(const LOCAL Lot<BYTES>& lot, int i, int, Brain) {
+  return from_bits(i % 2 == 0 ? lot.words[i / 2] << 16 : lot.words[i / 2] & 0xffff0000u);
+}
+template <int GROUP, int BYTES>
+INLINE float factor_at(const LOCAL Lot<BYTES>& lot, int i, int, Half) {
+  return from_half(i % 2 == 0 ? lot.words[i / 2] & 0xffffu : lot.words[i / 2] >> 16);
+}
+template <int GROUP, int BYTES>
+INLINE float factor_at(const LOCAL Lot<BYTES>& lot, int i, int, float) {
+  return from_bits(lot.words[i]);
+}
+// Of floats a scale is a byte: of groups of sixteen a float as well, of others the exponent of a power of two.
+template <int GROUP>
+INLINE float scale_of(unsigned char byte) {
+  return GROUP == 16 ? float_of<8>(byte) : from_bits(byte == 0 ? 0x400000u : (unsigned int)byte << 23);
+}
+template <int GROUP, typename T>
+INLINE float scale_of(T number) {
+  return float(number);
+}
+template <int GROUP, int BYTES>
+INLINE float factor_at(const LOCAL Lot<BYTES>& lot, int i, int next, unsigned char) {
+  return scale_of<GROUP>((unsigned char)(lot.words[i / 4] >> (i % 4 + next) * 8));
+}
 
 // Eight activations as pairs that fit those of weights, in so many parts, each of which is one that matrix units take.
 template <typename T>

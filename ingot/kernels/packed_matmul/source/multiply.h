@@ -6,7 +6,8 @@
 // these are COPIED, all but one of a warp's STAGES on their way at a time; no warp waits for another before all are done. Four
 // lanes hold a group of one row of weights, and the same columns of a row of activations: which column is which of a matrix
 // unit's is free as long as it is the same for both. Weights are multiplied as the whole numbers that they are packed as, which
-// is exact; a group's sums meet its scale, and the activations' sum its bias, in float32.
+// is exact; a group's sums meet its scale, and the activations' sum its bias, in float32. So are FLOATS, which have no biases; of
+// groups of sixteen columns two are held as one, whose weights meet their scales before.
 //
 // given [rows, columns], weight [outputs, columns * BITS / 32], scales, biases [outputs, columns / GROUP] -> y [rows, outputs]
 //
@@ -17,18 +18,20 @@
 // GATED and GATHERED: the other half are arrays of their own, up_weight, up_scales, up_biases, and the curve is one of several,
 // with two numbers [2] -> y [products, outputs]; BIASED: gate_bias, up_bias [experts, outputs] are added to rounded products.
 // SQUARED: what is above zero is squared, the rest is zero.
-constexpr int LOT = GROUP / 4;
+constexpr int HELD = GROUP < 32 ? 32 : GROUP, SCALES = HELD / GROUP;  // columns that are held at once, and their scales
+constexpr int LOT = HELD / 4;
 constexpr int LOT_BYTES = LOT * BITS / 8;
-constexpr int BYTES = GROUP * BITS / 8;  // of a group of a row
-constexpr int FACTOR_BYTES = DEPTH * int(sizeof(T));
+constexpr int BYTES = HELD * BITS / 8;  // of a group of a row
+constexpr int FACTOR_BYTES = DEPTH * SCALES * int(sizeof(Scale));
 constexpr int LINES = TILES * 2;  // rows of weights that a lane holds numbers of
 constexpr int WIDTH = EIGHTS * 8;
 constexpr int PARTS = Pairs<T>::PARTS;
 constexpr int STAGE = TILES * 16 * DEPTH * BYTES;
-constexpr int FACTORS = COPIED ? 2 * TILES * 16 * FACTOR_BYTES : 0, WHOLE = STAGE + FACTORS;
+constexpr int OF_TILE = (FLOATS ? 16 : 32) * FACTOR_BYTES;  // its scales and biases
+constexpr int FACTORS = COPIED ? TILES * OF_TILE : 0, WHOLE = STAGE + FACTORS;
 constexpr int RING = WARPS * STAGES * WHOLE / 4, FOUND = WARPS * TILES * 16 * WIDTH;
 typedef typename Pairs<T>::Number N;
-typedef Whole<N, Pairs<T>::EXACT || (BITS > Room<N>::BITS)> Numbers;
+typedef Packed<N, BITS, GROUP, FLOATS, Pairs<T>::EXACT> Numbers;
 typedef Places<TILES * 16, DEPTH, BYTES> Placed;
 SHARED_FLOATS(ring, RING > FOUND ? RING : FOUND);
 
@@ -37,13 +40,13 @@ const int warp = int(simdgroup_index_in_threadgroup);
 const int up = lane / 4, across = lane % 4;  // where a lane's numbers stand in the units
 #ifdef GATHERED
 AFTER_OTHERS()
-const int outputs = scales_shape[1], groups = scales_shape[2];
+const int outputs = scales_shape[1], groups = scales_shape[2] / SCALES;
 const int lots = chosen_shape[0];
 const int to_row = int(threadgroup_position_in_grid.x) % lots;
 const int first_row = to_row / (lots / given_shape[0]), rows = first_row + 1;
 const unsigned int first_line = chosen[to_row] * outputs;
 #else
-const int rows = given_shape[0], outputs = scales_shape[0], groups = scales_shape[1];
+const int rows = given_shape[0], outputs = scales_shape[0], groups = scales_shape[1] / SCALES;
 const int lots = (rows + WIDTH - 1) / WIDTH;
 const int to_row = int(threadgroup_position_in_grid.x) % lots * WIDTH, first_row = to_row;
 const unsigned int first_line = 0;
@@ -80,11 +83,11 @@ for (int i = 0; i < LANE_PIECES; ++i) {
   piece_from[i] = (const DEVICE unsigned char*)OF_ROW(row, weight) + byte;
 }
 // Half of the lanes copy a tile's scales, half its biases.
-const DEVICE T* factor_from[TILES];
+const DEVICE Scale* factor_from[TILES];
 #pragma unroll
 for (int tile = 0; tile < TILES; ++tile) {
-  const DEVICE T* const own = lane < 16 ? OF_ROW(lane % 16, scales) : OF_ROW(lane % 16, biases);
-  factor_from[tile] = own + ((size_t)LINE_OF(tile * 16 + lane % 16) * groups + first_group);
+  const DEVICE Scale* const own = lane < 16 ? OF_ROW(lane % 16, scales) : OF_ROW(lane % 16, biases);
+  factor_from[tile] = own + ((size_t)LINE_OF(tile * 16 + lane % 16) * groups + first_group) * SCALES;
 }
 int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
 #define COPY()                                                                                                             \
@@ -102,8 +105,11 @@ int copied = 0, copied_to = 0;  // steps, and where the next one's stage begins
       piece_from[i] += DEPTH * BYTES;                                                                                      \
     }                                                                                                                      \
     _Pragma("unroll") for (int tile = 0; COPIED && tile < TILES; ++tile) {                                                 \
-      copy_bytes<COPIED ? FACTOR_BYTES : 4>(stages + copied_to + STAGE + (tile * 32 + lane) * FACTOR_BYTES, factor_from[tile]); \
-      factor_from[tile] += DEPTH;                                                                                          \
+      if (!FLOATS || lane < 16) {                                                                                          \
+        SHARED unsigned char* to = stages + copied_to + STAGE + tile * OF_TILE + lane * FACTOR_BYTES;                      \
+        copy_bytes<COPIED ? FACTOR_BYTES : 4>(to, factor_from[tile]);                                                      \
+      }                                                                                                                    \
+      factor_from[tile] += DEPTH * SCALES;                                                                                 \
     }                                                                                                                      \
     ++copied;                                                                                                              \
     copied_to = copied_to == (STAGES - 1) * WHOLE ? 0 : copied_to + WHOLE;                                                 \
@@ -118,11 +124,15 @@ unsigned int lines[LINES];
 for (int i = 0; i < LINES; ++i) {
   lines[i] = LINE_OF(i / 2 * 16 + i % 2 * 8 + up) * groups + first_group;
 }
+#define FETCH_FACTOR(to, from, there) \
+  load_factors<FACTOR_BYTES, UNIT, ALIGNED>(to, (const DEVICE unsigned char*)(from), there);
 #define FETCH_FACTORS(step)                                                                                            \
   _Pragma("unroll") for (int i = 0; i < LINES; ++i) {                                                                  \
-    const int there = groups - first_group - (step) * DEPTH;                                                           \
-    load_factors<T, DEPTH, ALIGNED>(next_scales[i], OF_ROW(i * 8, scales) + (lines[i] + (step) * DEPTH), there);       \
-    load_factors<T, DEPTH, ALIGNED>(next_biases[i], OF_ROW(i * 8, biases) + (lines[i] + (step) * DEPTH), there);       \
+    const int there = (groups - first_group - (step) * DEPTH) * SCALES * int(sizeof(Scale));                           \
+    FETCH_FACTOR(next_scales[i], OF_ROW(i * 8, scales) + (lines[i] + (step) * DEPTH) * SCALES, there)                  \
+    if (!FLOATS) {                                                                                                     \
+      FETCH_FACTOR(next_biases[i], OF_ROW(i * 8, biases) + (lines[i] + (step) * DEPTH) * SCALES, there)                \
+    }                                                                                                                  \
   }
 if (!COPIED && steps > 0) {
   FETCH_FACTORS(0)
@@ -150,7 +160,7 @@ for (int i = 0; i < MET * (AHEAD + 1); ++i) {
     if (!ALIGNED && (group) >= groups) {                                                                               \
       clear_eight(given_held[side][i]);                                                                                \
     } else if (first_row + i % EIGHTS * 8 + up < rows) {                                                               \
-      load_eight(given_held[side][i], given_from[i % EIGHTS] + ((group) - first_group) * GROUP + i / EIGHTS * 8);      \
+      load_eight(given_held[side][i], given_from[i % EIGHTS] + ((group) - first_group) * HELD + i / EIGHTS * 8);       \
     }                                                                                                                  \
   }
 
@@ -169,7 +179,7 @@ for (int d = 0; d < DEPTH; ++d) {
 #define NO_BIT(number) ((unsigned int)(number) & 0x80000000u)
 const unsigned int ones[4] = {Numbers::ONES | NO_BIT(groups), Numbers::ONES | NO_BIT(outputs), Numbers::ONES | NO_BIT(rows),
                               Numbers::ONES | NO_BIT(lots)};
-const unsigned int mask = ((1u << BITS) - 1) * 0x10001u | NO_BIT(groups);
+const unsigned int by = Numbers::by(0.0f) | NO_BIT(groups);
 #undef NO_BIT
 int stage_at = 0;
 #ifndef GATHERED
@@ -194,9 +204,11 @@ for (int step = 0; step < steps; ++step) {
   stage_at = stage_at == (STAGES - 1) * WHOLE ? 0 : stage_at + WHOLE;
 #pragma unroll
   for (int i = 0; COPIED && i < LINES; ++i) {
-    const SHARED unsigned char* own = stage + STAGE + (i / 2 * 32 + i % 2 * 8 + up) * FACTOR_BYTES;
+    const SHARED unsigned char* own = stage + STAGE + i / 2 * OF_TILE + (i % 2 * 8 + up) * FACTOR_BYTES;
     load_lot(scales_held[i], own);
-    load_lot(biases_held[i], own + 16 * FACTOR_BYTES);
+    if (!FLOATS) {
+      load_lot(biases_held[i], own + 16 * FACTOR_BYTES);
+    }
   }
 #pragma unroll
   for (int d = 0; d < DEPTH; ++d) {
@@ -211,7 +223,7 @@ for (int step = 0; step < steps; ++step) {
     }
     float totals[EIGHTS * 4];
 #pragma unroll
-    for (int e = 0; e < EIGHTS; ++e) {
+    for (int e = 0; !FLOATS && e < EIGHTS; ++e) {
       clear_tile(totals + e * 4);
 #pragma unroll
       for (int i = 0; i < LOT / 8 * 2 * PARTS; ++i) {
@@ -224,6 +236,14 @@ for (int step = 0; step < steps; ++step) {
       Lot<LOT_BYTES> high, low;
       load_lot(high, stage + lots_at[d] + Placed::STEP * (tile * 16));
       load_lot(low, stage + lots_at[d] + Placed::STEP * (tile * 16 + 8));
+      float scales_of[2];
+      unsigned int by_of[2];
+#pragma unroll
+      for (int line = 0; line < 2; ++line) {
+        const int next = SCALES == 2 ? across / 2 : 0;
+        scales_of[line] = factor_at<GROUP>(scales_held[tile * 2 + line], d * SCALES, next, Scale());
+        by_of[line] = SCALES == 2 ? Numbers::by(scales_of[line]) : by;
+      }
       float products[EIGHTS * 4];
 #pragma unroll
       for (int e = 0; e < EIGHTS; ++e) {
@@ -232,10 +252,10 @@ for (int step = 0; step < steps; ++step) {
 #pragma unroll
       for (int half = 0; half < LOT / 4; ++half) {
         const int eight = half / 2, at = half % 2 * 2;
-        const unsigned int one = Numbers::of(two_at<BITS>(high, eight, at), mask);
-        const unsigned int two = Numbers::of(two_at<BITS>(low, eight, at), mask);
-        const unsigned int three = Numbers::of(two_at<BITS>(high, eight, at + 1), mask);
-        const unsigned int four = Numbers::of(two_at<BITS>(low, eight, at + 1), mask);
+        const unsigned int one = Numbers::of(two_at<BITS>(high, eight, at), by_of[0]);
+        const unsigned int two = Numbers::of(two_at<BITS>(low, eight, at), by_of[1]);
+        const unsigned int three = Numbers::of(two_at<BITS>(high, eight, at + 1), by_of[0]);
+        const unsigned int four = Numbers::of(two_at<BITS>(low, eight, at + 1), by_of[1]);
 #pragma unroll
         for (int i = 0; i < EIGHTS * PARTS; ++i) {
           const LOCAL unsigned int* met = pairs[eight * EIGHTS + i / PARTS][i % PARTS] + at;
@@ -244,13 +264,13 @@ for (int step = 0; step < steps; ++step) {
       }
 #pragma unroll
       for (int line = 0; line < 2; ++line) {
-        const float scale = factor_at<DEPTH>(scales_held[tile * 2 + line], d, T());
-        const float own = factor_at<DEPTH>(biases_held[tile * 2 + line], d, T());
+        const float scale = SCALES == 2 ? Numbers::LEFT : scales_of[line] * Numbers::LEFT;
+        const float own = FLOATS ? 0.0f : factor_at<GROUP>(biases_held[tile * 2 + line], d, 0, Scale());
         const float bias = multiply_add(scale, -Numbers::OFFSET, own);
 #pragma unroll
         for (int i = 0; i < EIGHTS * 2; ++i) {
           const int at = i / 2 * 4 + line * 2 + i % 2, to = tile * EIGHTS * 4 + at;
-          sums[to] = multiply_add(scale, products[at], multiply_add(bias, totals[at], sums[to]));
+          sums[to] = multiply_add(scale, products[at], FLOATS ? sums[to] : multiply_add(bias, totals[at], sums[to]));
         }
       }
     }
@@ -264,6 +284,7 @@ for (int step = 0; step < steps; ++step) {
 }
 #undef COPY
 #undef FETCH_FACTORS
+#undef FETCH_FACTOR
 #undef FETCH_GIVEN
 #undef LINE_OF
 #undef OF_ROW

@@ -66,22 +66,7 @@ INLINE void multiply_columns(LOCAL float (&sums)[2][SUMS], const LOCAL unsigned 
   end_units();
 }
 
-// x * a + b of two numbers of 16 bits in one, rounded once.
 #ifdef __CUDACC__
-template <typename T>
-INLINE unsigned int multiply_add_two(unsigned int x, unsigned int a, unsigned int b);
-template <>
-INLINE unsigned int multiply_add_two<Brain>(unsigned int x, unsigned int a, unsigned int b) {
-  unsigned int two;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(two) : "r"(x), "r"(a), "r"(b));
-  return two;
-}
-template <>
-INLINE unsigned int multiply_add_two<Half>(unsigned int x, unsigned int a, unsigned int b) {
-  unsigned int two;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(two) : "r"(x), "r"(a), "r"(b));
-  return two;
-}
 // Nothing by what is very large.
 INLINE float quick_quotient(float x, float y) { return __fdividef(x, y); }
 // Memory that begins at a multiple of 1,024 bytes.
@@ -89,18 +74,6 @@ INLINE SHARED unsigned char* aligned_memory(SHARED float* from) {
   return (SHARED unsigned char*)from + (0u - (unsigned int)__cvta_generic_to_shared(from) & 1023u);
 }
 #else
-template <typename T>
-INLINE float part_of_two(unsigned int two, int i) {
-  const unsigned short bits = (unsigned short)(two >> i * 16);
-  T x;
-  memcpy(&x, &bits, 2);
-  return float(x);
-}
-template <typename T>
-INLINE unsigned int multiply_add_two(unsigned int x, unsigned int a, unsigned int b) {
-  return two_of<T>(multiply_add(part_of_two<T>(x, 0), part_of_two<T>(a, 0), part_of_two<T>(b, 0)),
-                   multiply_add(part_of_two<T>(x, 1), part_of_two<T>(a, 1), part_of_two<T>(b, 1)));
-}
 INLINE float quick_quotient(float x, float y) { return x / y; }
 INLINE SHARED unsigned char* aligned_memory(SHARED float* from) { return (SHARED unsigned char*)from; }
 #endif
@@ -110,18 +83,14 @@ struct Powers;
 template <>
 struct Powers<Brain> {
   CONSTANT unsigned int ONES = 0x3f803f80u, LESS_OFFSET = 0xc300c300u;  // -128
-  CONSTANT unsigned int FLOATS = 0x7e807e80u;                          // two to the 126th
-  CONSTANT int SHIFT = 6;
 };
 template <>
 struct Powers<Half> {
   CONSTANT unsigned int ONES = 0x3c003c00u, LESS_OFFSET = 0xe400e400u;  // -1,024
-  CONSTANT unsigned int FLOATS = 0x74007400u;                          // two to the 14th
-  CONSTANT int SHIFT = 9;
 };
 
 // Two weights in the halves of a word, of bits that lie in its halves as `two_at` gives them: whole numbers of so many bits, or
-// floats of four (a sign, two bits of an exponent and one of a fraction).
+// floats.
 template <typename T, int BITS, bool FLOATS>
 struct Weights {
   typedef Whole<T, (BITS > Room<T>::BITS)> Numbers;
@@ -133,11 +102,11 @@ struct Weights {
     return multiply_add_two<T>(whole, scale, bias);
   }
 };
-template <typename T>
-struct Weights<T, 4, true> {
+template <typename T, int BITS>
+struct Weights<T, BITS, true> {
+  typedef Floats<T, BITS> Form;
   static INLINE unsigned int of(unsigned int two, unsigned int scale, unsigned int) {
-    const unsigned int small = (two & 0x70007u) << Powers<T>::SHIFT | (two & 0x80008u) << 12;
-    return multiply_add_two<T>(multiply_add_two<T>(small, Powers<T>::FLOATS, 0), scale, 0);
+    return multiply_add_two<T>(multiply_add_two<T>(Form::lowered(two), Form::RAISE * 0x10001u, 0), scale, 0);
   }
 };
 
@@ -152,14 +121,13 @@ INLINE void load_pairs(LOCAL unsigned int* pairs, const DEVICE T* scales, const 
     pairs[0] = *(const DEVICE unsigned short*)scales | (unsigned int)*(const DEVICE unsigned short*)biases << 16;
   }
 }
-// Scales that are powers of two, of which a byte is the exponent.
+// Scales of floats.
 template <typename T, int GROUP>
 INLINE void load_pairs(LOCAL unsigned int* pairs, const DEVICE unsigned char* scales, const DEVICE unsigned char*) {
-  const unsigned int both = *(const DEVICE unsigned short*)scales;
+  const unsigned int raw = GROUP == 16 ? *(const DEVICE unsigned int*)scales : *(const DEVICE unsigned short*)scales;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned int exponent = both >> i * 8 & 0xffu;
-    pairs[i] = two_of<T>(from_bits(exponent == 0 ? 0x400000u : exponent << 23), 0.0f);
+  for (int i = 0; i < 64 / GROUP; ++i) {
+    pairs[i] = two_of<T>(scale_of<GROUP>((unsigned char)(raw >> i * 8)), 0.0f);
   }
 }
 

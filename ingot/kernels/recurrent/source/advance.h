@@ -1,10 +1,12 @@
 // One threadgroup: some columns of one value head's state of one row. A few lanes hold a column's numbers in registers while
 // all tokens of the row pass, one after another, so that a token's bits do not depend on how a prompt is cut, nor on others.
 //
-// convolved [tokens, 2 * KEY_HEADS * KEY_SIZE + VALUE_HEADS * VALUE_SIZE], joint [tokens, ROW], where a value head's decay is in column
-// DECAY_AT + (its key head) * FACTOR_STEP + (its number among those of that), and its strength likewise, numbers
-// [2 * VALUE_HEADS + 1] (log2 of decay, bias, eps), spans [rows, 5], states [slots, VALUE_HEADS, VALUE_SIZE, KEY_SIZE], or addresses
-// of which theirs is the second ->
+// convolved [tokens, 2 * KEY_HEADS * KEY_SIZE + VALUE_HEADS * VALUE_SIZE], joint [tokens, ROW], where a value head's strength is in
+// column STRENGTH_AT + (its key head) * FACTOR_STEP + (its number among those of that), slowness [tokens, SLOWNESS_ROW], where what
+// its decay is made of is likewise from SLOWNESS_AT on, or (BY_KEY) where KEY_SIZE numbers are: each number of a key has a decay
+// of its own. numbers [VALUE_HEADS * (1 + DECAYS) + 3]: rates, biases, eps, the most that strengths can be, and the bound. A decay is
+// 2^(rate * softplus(x + bias)), or (BOUNDED) 2^(bound * sigmoid(rate * (x + bias))). spans [rows, 5], states
+// [slots, VALUE_HEADS, VALUE_SIZE, KEY_SIZE], or addresses of which theirs is the second ->
 // y [tokens, VALUE_HEADS * VALUE_SIZE], kept [..., VALUE_HEADS, VALUE_SIZE, KEY_SIZE]: the states after each token of the
 // rows whose fifth number is where in there.
 constexpr int LANES = KEY_SIZE % 32 == 0 ? 8 : 4;
@@ -12,10 +14,13 @@ constexpr int COLUMNS = THREADS / LANES;
 constexpr int FOURS = KEY_SIZE / LANES / 4;
 constexpr int CHUNK = KEY_SIZE <= 128 ? 16 : 8;  // tokens that are fetched at once
 constexpr int CHANNELS = 2 * KEY_HEADS * KEY_SIZE + VALUE_HEADS * VALUE_SIZE;
+constexpr int DECAYS = BY_KEY ? KEY_SIZE : 1;  // of a value head
+constexpr int OPTIONS = VALUE_HEADS * (1 + DECAYS);
 SHARED_FLOATS(queries, CHUNK * KEY_SIZE);
 SHARED_FLOATS(keys, CHUNK * KEY_SIZE);
 SHARED_FLOATS(values, CHUNK * COLUMNS);
-SHARED_FLOATS(gates, CHUNK * 2);
+SHARED_FLOATS(decays, CHUNK * DECAYS);
+SHARED_FLOATS(strengths, CHUNK);
 
 const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
@@ -54,11 +59,12 @@ AFTER_OTHERS();
 constexpr int TOKENS = CHUNK / (THREADS / 32);
 constexpr int EACH = (KEY_SIZE + 31) / 32;
 constexpr int ENTERING = (COLUMNS + 31) / 32;
-float fetched_q[TOKENS][EACH], fetched_k[TOKENS][EACH], entering[TOKENS][ENTERING], slowness[TOKENS], strengths[TOKENS];
+constexpr int OWN_DECAYS = (DECAYS + 31) / 32;
+float fetched_q[TOKENS][EACH], fetched_k[TOKENS][EACH], entering[TOKENS][ENTERING], slow[TOKENS][OWN_DECAYS], strong[TOKENS];
 for (int begin = -CHUNK; begin < count; begin += CHUNK) {
   if (begin >= 0) {
     group_barrier();
-    // Queries and keys of length one, the first scaled; values; decay and strength.
+    // Queries and keys of length one, the first scaled; values; decays and strength.
 #pragma unroll
     for (int n = 0; n < TOKENS; ++n) {
       const int t = warp + n * (THREADS / 32);
@@ -73,8 +79,8 @@ for (int begin = -CHUNK; begin < count; begin += CHUNK) {
         of_q += shuffle_xor(of_q, step);
         of_k += shuffle_xor(of_k, step);
       }
-      of_q = 1.0f / root((of_q + numbers[2 * VALUE_HEADS]) * KEY_SIZE);
-      of_k = 1.0f / root(of_k + numbers[2 * VALUE_HEADS]);
+      of_q = 1.0f / root((of_q + numbers[OPTIONS]) * KEY_SIZE);
+      of_k = 1.0f / root(of_k + numbers[OPTIONS]);
 #pragma unroll
       for (int i = 0; i < EACH; ++i) {
         if (i * 32 + lane < KEY_SIZE) {
@@ -88,9 +94,17 @@ for (int begin = -CHUNK; begin < count; begin += CHUNK) {
           values[t * COLUMNS + i * 32 + lane] = entering[n][i];
         }
       }
+#pragma unroll
+      for (int i = 0; i < OWN_DECAYS; ++i) {
+        const int at = i * 32 + lane;
+        if (at < DECAYS) {
+          const float x = slow[n][i] + numbers[VALUE_HEADS + head * DECAYS + at];
+          decays[t * DECAYS + at] =
+              power_of_two(BOUNDED ? numbers[OPTIONS + 2] * sigmoid(numbers[head] * x) : numbers[head] * softplus(x));
+        }
+      }
       if (lane == 0) {
-        gates[t * 2] = power_of_two(numbers[head] * softplus(slowness[n] + numbers[VALUE_HEADS + head]));
-        gates[t * 2 + 1] = sigmoid(strengths[n]);
+        strengths[t] = numbers[OPTIONS + 1] * sigmoid(strong[n]);
       }
     }
     group_barrier();
@@ -113,22 +127,31 @@ for (int begin = -CHUNK; begin < count; begin += CHUNK) {
       const bool within = there && column < COLUMNS && begin_column + column < VALUE_SIZE;
       entering[n][i] = within ? float(convolved[at]) : 0.0f;
     }
-    slowness[n] = there ? float(joint[token * ROW + DECAY_AT + factor]) : 0.0f;
-    strengths[n] = there ? float(joint[token * ROW + STRENGTH_AT + factor]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < OWN_DECAYS; ++i) {
+      const bool within = there && i * 32 + lane < DECAYS;
+      const size_t at = token * SLOWNESS_ROW + SLOWNESS_AT + factor * DECAYS + i * 32 + lane;
+      slow[n][i] = within ? float(slowness[at]) : 0.0f;
+    }
+    strong[n] = there ? float(joint[token * ROW + STRENGTH_AT + factor]) : 0.0f;
   }
   const int steps = begin < 0 ? 0 : count - begin < CHUNK ? count - begin : CHUNK;
 #pragma unroll 2
   for (int t = 0; t < steps; ++t) {
-    const float decay = gates[t * 2], strength = gates[t * 2 + 1], value = values[t * COLUMNS + own];
-    float q[FOURS * 4], k[FOURS * 4], sums[4];
+    const float strength = strengths[t], value = values[t * COLUMNS + own];
+    float q[FOURS * 4], k[FOURS * 4], decay[BY_KEY ? FOURS * 4 : 1], sums[4];
+    decay[0] = decays[t * DECAYS];
 #pragma unroll
     for (int j = 0; j < FOURS; ++j) {
+      if (BY_KEY) {
+        read_four(decays + t * DECAYS + (j * LANES + part) * 4, decay + j * 4);
+      }
       read_four(keys + t * KEY_SIZE + (j * LANES + part) * 4, k + j * 4);
       read_four(queries + t * KEY_SIZE + (j * LANES + part) * 4, q + j * 4);
     }
 #pragma unroll
     for (int i = 0; i < FOURS * 4; ++i) {
-      state[i] *= decay;
+      state[i] *= decay[BY_KEY ? i : 0];
       sums[i % 4] = i < 4 ? state[i] * k[i] : multiply_add(state[i], k[i], sums[i % 4]);
     }
     float known = (sums[0] + sums[1]) + (sums[2] + sums[3]);

@@ -1,7 +1,7 @@
 // WARPS warps, TOGETHER of them for numbers that are normed together: what a token read of the states is normed, before
-// it is gated by SiLU (NORM_FIRST) or behind that, or gated only.
+// it is gated by SiLU or the sigmoid alone (NORM_FIRST) or behind that, or gated only.
 //
-// read [tokens, SIZE], joint [tokens, ROW], weight [WEIGHTS], which repeats, eps [1] -> gated [tokens, SIZE]. Number i's gate is in
+// read [tokens, SIZE], gates [tokens, ROW], weight [WEIGHTS], which repeats, eps [1] -> gated [tokens, SIZE]. Number i's gate is in
 // column GATE_AT + i / GATE_SPAN * GATE_STEP + i % GATE_SPAN.
 constexpr int LANES = TOGETHER * 32;
 constexpr int EACH = (NORM + LANES - 1) / LANES;
@@ -21,8 +21,8 @@ for (int n = 0; n < EACH; ++n) {
   const int i = begin + n * LANES + lane;
   const bool there = n * LANES + lane < NORM && i < SIZE;
   x[n] = there ? float(read[(size_t)token * SIZE + i]) : 0.0f;
-  opened[n] = there ? float(joint[(size_t)token * ROW + GATE_AT + i / GATE_SPAN * GATE_STEP + i % GATE_SPAN]) : 0.0f;
-  opened[n] = opened[n] * sigmoid(opened[n]);
+  opened[n] = there ? float(gates[(size_t)token * ROW + GATE_AT + i / GATE_SPAN * GATE_STEP + i % GATE_SPAN]) : 0.0f;
+  opened[n] = (SIGMOID ? 1.0f : opened[n]) * sigmoid(opened[n]);
   if (!NORM_FIRST) {
     x[n] = float(T(opened[n] * x[n]));
   }

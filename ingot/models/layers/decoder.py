@@ -1,7 +1,9 @@
-"""Layers that see only tokens of the same chunk, in mixed batches.
+"""Decoders whose own code cannot run mixed batches: it counts positions, or makes masks, from a single number of stored
+tokens.
 
-Models with such layers make the masks from a single number of stored tokens, so rows of different lengths need masks
-of ours. While all rows are within their first chunk, chunks make no difference, and attention runs by kernels.
+Positions that are embedded, and not rotated by, are taken from the batch. Layers that see only tokens of the same chunk
+get masks for rows of different lengths. While all rows are within their first chunk, chunks make no difference, and
+attention runs by kernels.
 """
 
 from __future__ import annotations
@@ -14,25 +16,33 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, PerBatch, causal_mask
-from ingot.models.families.description import ChunkedSpec
-from ingot.models.families.registry import chunked_spec_of
+from ingot.models.families.description import DecoderSpec
+from ingot.models.families.registry import decoder_spec_of
 from ingot.models.layers.modules import extend, swap_each
 
 
-class ChunkedLayers(nn.Module):
-    """Runs the layers of the module that it extends, with masks for mixed batches."""
+class MixedDecoder(nn.Module):
+    """Runs the layers of the module that it extends, with the positions and masks of the open batch."""
 
-    _chunks: ChunkedSpec
+    _decoder: DecoderSpec
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether some layers see only tokens of the same chunk."""
+        return self._decoder.chunk_size is not None
 
     def __call__(self, inputs: mx.array, cache: Sequence[Any] | None = None) -> mx.array:
         first = None if cache is None else cache[0]
-        if cache is None or not isinstance(first, AppendState) or first.whole is None:
+        if cache is None or not isinstance(first, AppendState) or (first.whole is None and self.has_chunks):
             plain: mx.array = super().__call__(inputs, cache)
             return plain
-        spec, mixed = self._chunks, first.whole
-        whole = first.make_mask(mixed.tokens)
-        chunked = chunk_masks(mixed, getattr(self, spec.size)) or whole
+        spec = self._decoder
+        whole = chunked = first.make_mask(inputs.shape[1])
+        if spec.chunk_size is not None and first.whole is not None:
+            chunked = chunk_masks(first.whole, getattr(self, spec.chunk_size)) or whole
         h = self[spec.embedding](inputs)
+        if spec.positions is not None:
+            h = h + self[spec.positions](first.opened.explicit.reshape(inputs.shape))
         for number, (layer, state) in enumerate(zip(self[spec.layers], cache, strict=True), start=1):
             h = layer(h, chunked if number % spec.whole_every else whole, cache=state)
         states: mx.array = self[spec.norm](h)
@@ -55,15 +65,15 @@ def _chunk_mask(part: ForwardBatch, size: int) -> mx.array:
     return same & causal_mask(part.starts, [0] * part.count, part.width, end, None)
 
 
-def swap_chunked_layers(model: nn.Module) -> int:
-    """Swap every known stack of layers with chunked attention; returns how many were swapped."""
-    return swap_each(model, _chunked_layers)
+def swap_decoders(model: nn.Module) -> int:
+    """Swap every known decoder that cannot run mixed batches; returns how many were swapped."""
+    return swap_each(model, _mixed_decoder)
 
 
-def _chunked_layers(module: nn.Module) -> nn.Module | None:
-    spec = chunked_spec_of(module)
+def _mixed_decoder(module: nn.Module) -> nn.Module | None:
+    spec = decoder_spec_of(module)
     if spec is None:
         return None
-    replacement: ChunkedLayers = extend(module, ChunkedLayers, "Mixed")
-    replacement._chunks = spec
+    replacement: MixedDecoder = extend(module, MixedDecoder, "Mixed")
+    replacement._decoder = spec
     return replacement

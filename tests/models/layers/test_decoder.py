@@ -8,8 +8,8 @@ import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, Row
 from ingot.kernels.cpu import native
 from ingot.models.forward import _is_known_key
-from ingot.models.layers.attention import gathers_pages
-from ingot.models.layers.chunked_attention import chunk_masks, swap_chunked_layers
+from ingot.models.layers.attention_setup import gathers_pages
+from ingot.models.layers.decoder import chunk_masks, swap_decoders
 from ingot.models.layers.swapping import swap_mixers
 from tests.models.layers import family_configs
 
@@ -49,6 +49,6 @@ def test_steps_of_such_a_model_are_not_compiled_as_their_rows_may_reach_another_
 def test_pages_of_such_a_model_are_gathered() -> None:
     for family, gathers in (("llama4", True), ("llama4_text", False)):
         model = family_configs.build(family)
-        assert swap_chunked_layers(model) == gathers
+        assert swap_decoders(model) == gathers
         swap_mixers(model, unfused=True)
         assert gathers_pages(model, len(model.layers)) == (gathers, gathers)

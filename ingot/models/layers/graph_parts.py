@@ -1,0 +1,430 @@
+"""The parts of decoder layers as launches of a decode graph: each records its kernels.
+
+`part_of` finds the part of a module that was swapped, or says that no kernels cover it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ingot.cache.attention_state import AppendState
+from ingot.cache.layer_state import RecurrentState
+from ingot.kernels.decode_graph.capture import GraphCapture
+from ingot.kernels.decode_graph.kernels import (
+    JointNorm,
+    ResidualNorm,
+    RmsNormWeights,
+    add_bias,
+    gate_heads,
+    gate_input,
+    gate_states,
+    scale_tokens,
+    take_heads,
+)
+from ingot.kernels.lora import add_lora_products
+from ingot.kernels.moe.kernels import SharedOutput, combine_experts
+from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
+from ingot.kernels.recurrent.kernels import RecurrentKernels
+from ingot.models.layers.attention import MixedAttention
+from ingot.models.layers.attention_backends import PagedKernelAttention
+from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear, join_linears
+from ingot.models.layers.graph_inputs import GraphAttentionInputs, RecurrentInputs, StepInputs, lora_matrices_of
+from ingot.models.layers.latent_attention import HeadProducts, LatentAttention
+from ingot.models.layers.layer_program import LayerInputBlock, decoder_layers_of, layer_program_of
+from ingot.models.layers.mlp import FirstExpert, JoinedMLP
+from ingot.models.layers.modules import own_class
+from ingot.models.layers.moe import JoinedMoe, MoeKernels
+from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.recurrent import KernelRecurrence
+from ingot.models.layers.rope import KernelLatentRope, KernelRope
+
+
+class UncoveredPartError(Exception):
+    """Which part of a model's layers has no kernels that a graph could launch."""
+
+
+class GraphPart(Protocol):
+    """What a residual block computes."""
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        """Those that adapters may add to."""
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        """What is added to the hidden states, of normed ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPart:
+    """Norms of queries and keys, RoPE, attention over pages, and the projections around them."""
+
+    module: MixedAttention
+    rope: KernelRope | KernelLatentRope
+    paged: PagedKernelAttention
+    norm: JointNorm | None  # of all heads of a token as one
+    qkv: JoinedLinear
+    out: JoinedLinear
+
+    @classmethod
+    def of(cls, module: MixedAttention) -> AttentionPart:
+        if isinstance(module, LatentAttention):
+            return LatentPart.of_latent(module)
+        if not module.is_plain_around_attention:
+            raise UncoveredPartError(f"attention by {own_class(module).__name__}")
+        if module.kernel_rope is None:
+            raise UncoveredPartError("the norms or rotary positions of queries and keys")
+        if module.paged_attention is None:
+            raise UncoveredPartError("attention over pages")
+        qkv, out = _covered_product(module.joined_qkv), _covered_product(module.joined_out)
+        return cls(module, module.kernel_rope, module.paged_attention, _joint_norm(module), qkv, out)
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.qkv, self.out
+
+    @property
+    def token_scale(self) -> str | None:
+        """The argument of a layer with what each token's queries are multiplied by."""
+        return self.module._spec.token_scale
+
+    def rope_kernel(self, sizes: tuple[int, int], dtype: mx.Dtype) -> RopeKernel | LatentRopeKernel | None:
+        """For heads of keys and values of these sizes; None where none is correct."""
+        assert isinstance(self.rope, KernelRope)
+        return self.rope.kernel_for(sizes, dtype)
+
+    def kv_sizes(self, state: AppendState) -> tuple[int, int]:
+        """The sizes of heads of keys and values, as they are stored."""
+        module = self.module
+        if module.reads_stored_kv:
+            return state.stored.sizes
+        parts = (
+            module._heads * (2 if module._spec.gated else 1) + (1 if module.keys_as_values else 2) * module._kv_heads
+        )
+        size = self.qkv.linear.weight.shape[0] // parts
+        return size, size
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        own, loras = inputs.mixer, inputs.loras
+        assert isinstance(own, GraphAttentionInputs) and isinstance(own.rope, RopeKernel)
+        slabs = own.storage.slabs
+        projected = multiply_with_lora(capture, self.qkv, states, loras)
+        if self.norm is not None:
+            projected = self.norm(capture, projected)
+        with slabs.standing_for(own.addresses):
+            queries, capture.token = own.rope.by(capture)(projected, own.angles, own.slots, slabs, capture.token)
+            attended = _attend(capture, queries, own)
+        if self.module._spec.gated:
+            attended = gate_heads(capture, attended, projected)
+        flat = capture.shaped(attended, (states.shape[0], attended.size // states.shape[0]))
+        return multiply_with_lora(capture, self.out, flat, loras)
+
+
+def _attend(capture: GraphCapture, queries: mx.array, own: GraphAttentionInputs) -> mx.array:
+    """The attention of queries [tokens, heads, size], once keys and values are written."""
+    scaled = queries if own.token_scales is None else scale_tokens(capture, queries, own.token_scales)
+    return own.attention.by(capture).attend(scaled, own.rows, own.storage.slabs, capture.token, own.coded)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentPart(AttentionPart):
+    """The same over latents, which are one KV head."""
+
+    heads: HeadProducts
+    latent_queries: tuple[ResidualNorm, JoinedLinear] | None
+    """The norm of the latents that queries are made from, and that projection."""
+
+    @classmethod
+    def of_latent(cls, module: LatentAttention) -> LatentPart:
+        spec, rope, paged, norm = module._latent_spec, module.latent_rope, module.paged_attention, None
+        gated = module._spec.gate is not None and module._spec.gate in module
+        if gated or spec.query_scale is not None:
+            raise UncoveredPartError(f"attention by {own_class(module).__name__}")
+        if rope is None or paged is None:
+            raise UncoveredPartError("the norm or rotary positions of latents" if rope is None else "latent attention")
+        if module.head_products is None:
+            raise UncoveredPartError(f"products of {own_class(module[spec.into_latent]).__name__} for each head")
+        qkv, out, latent_queries = _covered_product(module.joined_latents), _covered_product(module.joined_out), None
+        if spec.query not in module:
+            norm = ResidualNorm(norm_weights(module[spec.query_latent[1]]))
+            latent_queries = norm, _covered_product(module.joined_queries)
+        return cls(module, rope, paged, None, qkv, out, module.head_products, latent_queries)
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.qkv, *(() if self.latent_queries is None else self.latent_queries[1:]), self.out
+
+    def rope_kernel(self, sizes: tuple[int, int], dtype: mx.Dtype) -> RopeKernel | LatentRopeKernel | None:
+        assert isinstance(self.rope, KernelLatentRope)
+        row = self.qkv.linear.weight.shape[0]
+        queries = row if self.latent_queries is None else self.latent_queries[1].linear.weight.shape[0]
+        return self.rope.kernel_for(queries, row, row - sum(sizes), dtype)
+
+    def kv_sizes(self, state: AppendState) -> tuple[int, int]:
+        assert isinstance(self.rope, KernelLatentRope)
+        return self.rope.sizes
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        own, loras = inputs.mixer, inputs.loras
+        assert isinstance(own, GraphAttentionInputs) and isinstance(own.rope, LatentRopeKernel)
+        tokens, heads, slabs = states.shape[0], self.module._heads, own.storage.slabs
+        joint = queries = multiply_with_lora(capture, self.qkv, states, loras)
+        if self.latent_queries is not None:
+            norm, up = self.latent_queries
+            rank = joint.shape[1] - sum(own.storage.sizes)
+            latents = capture.shaped(take_heads(capture, joint, 1, rank, rank), (tokens, rank))
+            queries = multiply_with_lora(capture, up, norm(capture, latents, None)[1], loras)
+        (into, into_weights), (out_of, out_weights) = self.heads.into, self.heads.out_of
+        step = into_weights.columns + own.storage.sizes[1]
+        plain = take_heads(capture, queries, heads, step, into_weights.columns)
+        plain = capture.shaped(plain, (heads * tokens, into_weights.columns))
+        embedded = into.by(capture).launched_gather(plain, into_weights, heads_of_rows(heads, tokens, by_head=True))
+        embedded = capture.shaped(embedded, (heads, tokens, into_weights.outputs))
+        with slabs.standing_for(own.addresses):
+            rope = own.rope.by(capture)
+            turned, capture.token = rope(queries, joint, embedded, own.angles, own.slots, slabs, capture.token)
+            attended = _attend(capture, turned, own)
+        attended = capture.shaped(attended, (tokens * heads, out_weights.columns))
+        y = out_of.by(capture).launched_gather(attended, out_weights, heads_of_rows(heads, tokens, by_head=False))
+        flat = capture.shaped(y, (tokens, heads * out_weights.outputs))
+        return multiply_with_lora(capture, self.out, flat, loras)
+
+
+@cache
+def heads_of_rows(heads: int, tokens: int, *, by_head: bool) -> mx.array:
+    """The head of each row, where rows are those of heads, one behind another, or of tokens."""
+    numbers = mx.arange(heads, dtype=mx.int32)
+    rows = mx.repeat(numbers, tokens) if by_head else mx.tile(numbers, tokens)
+    mx.eval(rows)
+    return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentPart:
+    """A recurrent mixer: a gated delta net, Mamba 2's or a short convolution."""
+
+    kernels: RecurrentKernels
+    joint: JoinedLinear
+    apart: tuple[tuple[JoinedLinear, ...], ...]  # further inputs, each of products behind one another
+    out: JoinedLinear
+
+    @classmethod
+    def of(cls, module: KernelRecurrence) -> RecurrentPart:
+        apart = tuple(tuple(_covered_product(each) for each in chain) for chain in module.joined_apart)
+        return cls(module._kernels, _covered_product(module.joined_in), apart, _covered_product(module.joined_out))
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.joint, *(each for chain in self.apart for each in chain), self.out
+
+    def states_of(self, state: RecurrentState) -> list[mx.array]:
+        """A layer's tails and states, which are written in place."""
+        return state.in_place(*self.kernels.state_shapes)
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        own, loras = inputs.mixer, inputs.loras
+        assert isinstance(own, RecurrentInputs)
+        joint = multiply_with_lora(capture, self.joint, states, loras)
+        apart = []
+        for chain in self.apart:
+            apart.append(states)
+            for product in chain:
+                apart[-1] = multiply_with_lora(capture, product, apart[-1], loras)
+        mixed, _ = self.kernels.by(capture).mix(joint, own.spans, [own.addresses], *apart)
+        return multiply_with_lora(capture, self.out, mixed, loras)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlpPart:
+    """A gated MLP."""
+
+    module: JoinedMLP
+    gate_up: JoinedLinear
+    down: JoinedLinear
+
+    @classmethod
+    def of(cls, module: JoinedMLP) -> MlpPart:
+        return cls(module, _covered_product(module.joined_gate_up), _covered_product(module.joined_down))
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.gate_up, self.down
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        gated = self._gated(capture, states, inputs.loras)
+        return multiply_with_lora(capture, self.down, gated, inputs.loras)
+
+    def _gated(self, capture: GraphCapture, states: mx.array, loras: mx.array | None) -> mx.array:
+        """The gated activation, with what the tokens' adapters add to the gate and to what it gates."""
+        linear, matrices, gate = self.gate_up.linear, lora_matrices_of(self.gate_up), self.module.gate
+        if gate == "silu" and loras is not None and matrices is not None:
+            product = multiply_in_graph(capture, self.gate_up, states)
+            return add_lora_products(capture, states, product, matrices, loras, gated=True)
+        if gate != "silu" or "bias" in linear:
+            return gate_states(capture, multiply_with_lora(capture, self.gate_up, states, loras), gate)
+        if isinstance(linear, DenseKernelLinear):
+            return linear._product.by(capture).gated(states, linear.weight)
+        assert isinstance(linear, QuantizedKernelLinear)
+        return linear._product.by(capture).gated(states, linear._packed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MoePart:
+    """A mixture of experts, and the expert that all tokens have."""
+
+    module: JoinedMoe
+    kernels: MoeKernels
+    router: JoinedLinear
+    shared: MlpPart | None
+    gate: JoinedLinear | None  # of what that gives
+
+    @classmethod
+    def of(cls, module: JoinedMoe) -> MoePart:
+        name, spec = own_class(module).__name__, module._spec
+        if module.kernels is None:
+            raise UncoveredPartError(f"{module.lacking} of {name}")
+        shared = None if spec.shared is None else module.get(spec.shared)
+        if shared is not None and not isinstance(shared, JoinedMLP):
+            raise UncoveredPartError(f"{own_class(shared).__name__} of {name}")
+        router, gate = _covered_product(module.router_product), None
+        if shared is not None and spec.shared_gate is not None:
+            gate = router if module.joined_gate is None else _covered_product(module.joined_gate)
+        return cls(module, module.kernels, router, None if shared is None else MlpPart.of(shared), gate)
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        own = (self.router,) if self.gate is None or self.gate is self.router else (self.router, self.gate)
+        return own if self.shared is None else (*own, *self.shared.products)
+
+    @property
+    def has_fixed_experts(self) -> bool:
+        """Whether all tokens are to go to the same expert now."""
+        return isinstance(attrgetter(self.module._spec.experts)(self.module), FirstExpert)
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        kernels = self.kernels
+        logits = multiply_with_lora(capture, self.router, states, inputs.loras)
+        chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
+        chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
+        gated = kernels.gated_product.by(capture).gather_gated(states, kernels.gated, chosen)
+        given = kernels.down_product.by(capture).launched_gather(gated, kernels.down, chosen)
+        shared = self._shared(capture, states, logits, inputs)
+        top, bias = kernels.router.shape.top, kernels.down_bias
+        return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)
+
+    def _shared(
+        self, capture: GraphCapture, states: mx.array, logits: mx.array, inputs: StepInputs
+    ) -> SharedOutput | None:
+        if self.shared is None:
+            return None
+        output = self.shared.capture(capture, states, inputs)
+        if self.gate is None:
+            return SharedOutput(output)
+        if self.gate is self.router:
+            return SharedOutput(output, logits, self.kernels.router.shape.experts)
+        return SharedOutput(output, multiply_with_lora(capture, self.gate, states, inputs.loras))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerInputPart:
+    """What a layer is given besides hidden states, gated and projected."""
+
+    gate: JoinedLinear
+    projection: JoinedLinear
+    number: int
+    """Of the layer."""
+
+    @classmethod
+    def of(cls, block: LayerInputBlock, number: int) -> LayerInputPart:
+        gate, projection = (_covered_product(vars(block.layer).get(name)) for name in _LAYER_INPUT_PRODUCTS)
+        return cls(gate, projection, number)
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return self.gate, self.projection
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        assert inputs.layers is not None
+        gate = multiply_with_lora(capture, self.gate, states, inputs.loras)
+        gated = gate_input(capture, gate, inputs.layers, self.number * gate.shape[1])
+        return multiply_with_lora(capture, self.projection, gated, inputs.loras)
+
+
+def _joint_norm(module: MixedAttention) -> JointNorm | None:
+    if not module._spec.joint_head_norms or module._spec.norms is None or module._spec.norms[0] not in module:
+        return None
+    queries, keys = (norm_weights(module[name]) for name in module._spec.norms)
+    assert queries is not None and keys is not None
+    return JointNorm(queries, keys)
+
+
+def join_layer_inputs(model: Any) -> None:
+    """Give layers with inputs of their own the products that graphs multiply by. They are layers of one product each,
+    which adapters find as they find joined ones."""
+    for layer in decoder_layers_of(model):
+        program = layer_program_of(layer)
+        for block in () if program is None else program.blocks:
+            if isinstance(block.part, LayerInputBlock):
+                for name, own in zip(
+                    _LAYER_INPUT_PRODUCTS, (block.part.spec.gate, block.part.spec.projection), strict=True
+                ):
+                    setattr(layer, name, join_linears(layer[own], names=[own]))
+
+
+_LAYER_INPUT_PRODUCTS = ("joined_input_gate", "joined_input_projection")
+
+
+def part_of(module: Any, number: int) -> GraphPart:
+    """Of the layer with this number. Raises UncoveredPartError."""
+    if isinstance(module, LayerInputBlock):
+        return LayerInputPart.of(module, number)
+    if isinstance(module, JoinedMLP):
+        return MlpPart.of(module)
+    if isinstance(module, JoinedMoe):
+        return MoePart.of(module)
+    if isinstance(module, KernelRecurrence):
+        return RecurrentPart.of(module)
+    if isinstance(module, MixedAttention):
+        return AttentionPart.of(module)
+    raise UncoveredPartError(own_class(module).__name__)
+
+
+def norm_weights(norm: nn.Module | None) -> RmsNormWeights | None:
+    if norm is None:
+        return None
+    weight = norm_factor(norm) if is_rms_norm(norm) else None
+    if weight is None:
+        raise UncoveredPartError(f"norms of {own_class(norm).__name__}")
+    return RmsNormWeights(weight, float(norm.eps))
+
+
+def _covered_product(product: JoinedLinear | None) -> JoinedLinear:
+    if product is None:
+        raise UncoveredPartError("projections that are not alike")
+    if not isinstance(product.linear, DenseKernelLinear | QuantizedKernelLinear):
+        kind = own_class(product.linear).__name__
+        raise UncoveredPartError(f"products of {kind} in {product.linear.weight.dtype}".replace("mlx.core.", ""))
+    return product
+
+
+def multiply_in_graph(capture: GraphCapture, product: JoinedLinear, x: mx.array) -> mx.array:
+    """Of contiguous states [tokens, size]."""
+    linear = product.linear
+    if isinstance(linear, DenseKernelLinear):
+        return linear._product.by(capture).launched(x, linear.weight, bias=linear.get("bias"))
+    assert isinstance(linear, QuantizedKernelLinear)
+    y = linear._product.by(capture).launched(x, linear._packed)
+    return add_bias(capture, y, linear.bias) if "bias" in linear else y
+
+
+def multiply_with_lora(
+    capture: GraphCapture, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
+) -> mx.array:
+    """The same, with what the tokens' adapters add."""
+    y, matrices = multiply_in_graph(capture, product, x), lora_matrices_of(product)
+    return y if token_loras is None or matrices is None else add_lora_products(capture, x, y, matrices, token_loras)
