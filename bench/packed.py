@@ -19,17 +19,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import Launcher, compile_kernels, kernel_launcher
-from ingot.kernels.packed_matmul.experts import GROUPED_TUNING, ExpertWeights, GroupedExperts, GroupedTuning
+from ingot.kernels.packed_matmul.experts import GROUPED_TUNING, GroupedExperts, GroupedTuning
 from ingot.kernels.packed_matmul.kernels import (
     FLOAT_FORMATS,
     MXFP4,
-    MXFP8,
     PACKED_TUNING,
     PackedCut,
     PackedFormat,
@@ -39,7 +38,7 @@ from ingot.kernels.packed_matmul.kernels import (
     UnpackScratch,
     make_scratch,
 )
-from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU
+from ingot.measure.trials import Mixture, MixtureTrial, drawn_parts
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (
@@ -57,21 +56,6 @@ BEYOND_CACHES, QUEUED, ROUNDS = 256 << 20, 6 << 30, 5
 LARGE, EXPERTS, CHOSEN = 1 << 29, 128, 8
 FLOATS = {packing.mode: packing for packing in FLOAT_FORMATS}
 SECTIONS = ("products", "cuts", "experts", "prompts", "mixtures")
-
-
-def drawn_parts(
-    packing: PackedFormat, lines: tuple[int, ...], columns: int
-) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Words, scales and biases of random weights. No float of eight bits is no number."""
-    codes = 127 if packing == MXFP8 else 256
-    weight = mx.random.randint(0, codes, (*lines, columns * packing.bits // 8), mx.uint8).view(mx.uint32)
-    shape = (*lines, columns // packing.group)
-    if packing.affine:
-        scales, biases = (mx.random.normal(shape).astype(mx.bfloat16) * 0.01 for _ in range(2))
-    else:
-        scales, biases = mx.full(shape, 120 if packing.group > 16 else 16, mx.uint8), None
-    mx.eval(weight, scales, biases)
-    return weight, scales, biases
 
 
 class Trial:
@@ -255,17 +239,6 @@ class ExpertsTrial:
         return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
-class Mixture(NamedTuple):
-    """The experts of one layer of a model."""
-
-    packing: PackedFormat
-    experts: int
-    chosen: int
-    hidden: int
-    inner: int
-    clipped: bool = False  # as GPT-OSS has it, with biases
-
-
 MIXTURES = {
     "Qwen3 30B-A3B": Mixture(PackedFormat(4, 64), 128, 8, 2048, 768),
     "GPT-OSS 20B": Mixture(MXFP4, 32, 4, 2880, 2880, True),
@@ -280,43 +253,6 @@ GROUPED = (
     *(GroupedTuning((rows,)) for rows in (32, 64)),
     GroupedTuning((64,), units=False),
 )
-
-
-class MixtureTrial:
-    """A layer's experts and tokens that chose them at random."""
-
-    def __init__(self, mixture: Mixture, tokens: int) -> None:
-        self.mixture = mixture
-        self.gate, self.up = (self._drawn(mixture.inner, mixture.hidden) for _ in range(2))
-        self.down = self._drawn(mixture.hidden, mixture.inner)
-        self.x = mx.random.normal((tokens, mixture.hidden)).astype(mx.bfloat16)
-        order = mx.argsort(mx.random.uniform(shape=(tokens, mixture.experts)), axis=-1)
-        self.chosen = mx.contiguous(order[:, : mixture.chosen].astype(mx.int32))
-        self.flops = 6 * self.chosen.size * mixture.hidden * mixture.inner
-        mx.eval(self.x, self.chosen)
-
-    def _drawn(self, outputs: int, columns: int) -> ExpertWeights:
-        mixture, lines = self.mixture, (self.mixture.experts, outputs)
-        bias = mx.random.normal(lines).astype(mx.bfloat16) if mixture.clipped else None
-        mx.eval(bias)
-        return ExpertWeights(mixture.packing, *drawn_parts(mixture.packing, lines, columns), bias)
-
-    def ours(self, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
-        activation: Any = "swiglu_oai" if self.mixture.clipped else "silu"
-        weights = (self.gate, self.up, self.down)
-        return GroupedExperts(run, *weights, dtype=mx.bfloat16, activation=activation, tuning=tuning)
-
-    def theirs(self) -> SwitchGLU:
-        """mlx-lm's own."""
-        module = SwitchGLU(64, 64, 1, SwigluOAI() if self.mixture.clipped else SwiGLU(), self.mixture.clipped)
-        for name, weights in (("gate_proj", self.gate), ("up_proj", self.up), ("down_proj", self.down)):
-            packing = weights.packing
-            linear = QuantizedSwitchLinear(64, 64, 1, False, packing.group, packing.bits, packing.mode)
-            linear.weight, linear.scales, linear.biases = weights.weight, weights.scales, weights.biases
-            if weights.bias is not None:
-                linear.bias = weights.bias
-            module[name] = linear
-        return module
 
 
 def mixtures(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:

@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,11 +24,9 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import kernel_launcher
-from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, page_number
-from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.selfcheck import plain_attention
-from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning, MatrixTuning
+from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, MatrixTuning
 from ingot.kernels.selfcheck import BOUNDS
+from ingot.measure.trials import PAGE, PagedTrial, seconds
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"
@@ -45,100 +41,7 @@ WAYS = {
 }
 """What `--matrix` measures: tokens of the first KV splits, in pieces of so many bytes."""
 SHORT = [16, 90, 577, 1030]
-PAGE, SLABS, REPEATS, ROUNDS = 64, 4, 50, 5
-
-
-class Trial:
-    """Rows whose pages lie anywhere in four slabs."""
-
-    width = 1
-
-    def __init__(
-        self, device: Device, shape: AttentionShape, lengths: list[int], tuning: AttentionTuning | None = None
-    ) -> None:
-        """Cut as usual on that device, if not told how."""
-        self.device, self.shape, self.lengths = device, shape, lengths
-        counts = [-(-length // PAGE) for length in lengths]
-        each = -(-sum(counts) // SLABS)
-        free = [page_number(at // each, at % each) for at in mx.random.permutation(each * SLABS).tolist()]
-        self.tables = [[free.pop() for _ in range(count)] for count in counts]
-        sizes = [(each, shape.kv_heads, PAGE, size) for size in (shape.key_size, shape.value_size)]
-        self.slabs = KVSlabs(*([mx.random.normal(size).astype(mx.bfloat16) for _ in range(SLABS)] for size in sizes))
-        self.after = mx.zeros(1, mx.int32)
-        self.scale = shape.query_size**-0.5
-        self.cut(tuning or TUNINGS[device.kind])
-        self.ask(1)
-        mx.eval(self.slabs.keys, self.slabs.values, self.after)
-
-    def cut(self, tuning: AttentionTuning) -> None:
-        """From now on, attend that way."""
-        run = kernel_launcher(self.device)
-        assert run is not None, "who measures has looked"
-        self.attention = PagedAttention(run, tuning, self.shape, mx.bfloat16, scale=self.scale)
-
-    def ask(self, width: int) -> None:
-        """From now on, attend for so many queries a row."""
-        self.width, rows = width, len(self.lengths)
-        size = (rows * width, self.shape.heads, self.shape.query_size)
-        self.queries = mx.random.normal(size).astype(mx.bfloat16)
-        self.rows = KernelRows.of(self.tables, self.lengths, counts=[width] * rows)
-        mx.eval(self.queries)
-
-    def paged(self) -> mx.array:
-        return self.attention.attend(self.queries, self.rows, self.slabs, self.after)
-
-    def alone(self) -> mx.array:
-        """What the last query of each row gives if it is the only one asked for."""
-        rows, last = KernelRows.of(self.tables, self.lengths), mx.contiguous(self.queries[self.width - 1 :: self.width])
-        return self.attention.attend(last, rows, self.slabs, self.after)
-
-    def gathered(self) -> mx.array:
-        """As long as the longest row, with a mask: what MLX offers for rows of different lengths."""
-        longest = max(len(table) for table in self.tables)
-        each = self.slabs.keys[0].shape[0]
-        at = [[page // (1 << 20) * each + page % (1 << 20) for page in table] for table in self.tables]
-        table = mx.array([[*row, *[0] * (longest - len(row))] for row in at])
-        shape, rows = self.shape, len(at)
-        keys, values = (
-            mx.concatenate(slabs)[table].transpose(0, 2, 1, 3, 4).reshape(rows, shape.kv_heads, longest * PAGE, -1)
-            for slabs in (self.slabs.keys, self.slabs.values)
-        )
-        keys, values = self._seen(keys, values)
-        ragged = len({*self.lengths}) > 1 or self.lengths[0] % PAGE != 0
-        ends = mx.array(self.lengths)[:, None] + mx.arange(1 - self.width, 1)
-        mask = (mx.arange(longest * PAGE) < ends[..., None])[:, None] if ragged or self.width > 1 else None
-        queries = self.queries.reshape(rows, self.width, *self.queries.shape[1:]).swapaxes(1, 2)
-        attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
-        return attended.swapaxes(1, 2).reshape(*self.queries.shape[:2], -1)
-
-    def _seen(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """What is stored, as keys and values that queries see."""
-        return (mx.concatenate([keys, values], axis=-1), keys) if self.shape.latent else (keys, values)
-
-    def exact(self) -> mx.array:
-        """By plain operations in float32, one row after another: for short ones."""
-        made = []
-        for row, (table, length) in enumerate(zip(self.tables, self.lengths, strict=True)):
-            keys, values = (
-                mx.concatenate([slabs[page // PAGE_LIMIT][page % PAGE_LIMIT] for page in table], axis=1)[:, :length]
-                for slabs in (self.slabs.keys, self.slabs.values)
-            )
-            asked = self.queries[row * self.width : (row + 1) * self.width]
-            made.append(plain_attention(asked, *self._seen(keys, values), scale=self.scale))
-        return mx.concatenate(made)
-
-    def bytes(self) -> int:
-        return sum(self.lengths) * self.shape.kv_heads * (self.shape.key_size + self.shape.value_size) * 2
-
-
-def seconds(work: Callable[[], mx.array], repeats: int) -> float:
-    """What the device takes; what Python takes to ask for it, it does while the device works on an earlier step."""
-    asked = [work() for _ in range(repeats)]
-    mx.synchronize()
-    begun = time.perf_counter()
-    mx.eval(asked)
-    mx.synchronize()
-    return (time.perf_counter() - begun) / repeats
+REPEATS, ROUNDS = 50, 5
 
 
 @dataclass(frozen=True)
@@ -169,7 +72,7 @@ def _shape(name: str) -> AttentionShape:
     return AttentionShape(heads, kv_heads, sizes[0], sizes[-1], PAGE, latent=len(sizes) > 1)
 
 
-def measure(trial: Trial, rows: str, repeats: int) -> Figure:
+def measure(trial: PagedTrial, rows: str, repeats: int) -> Figure:
     off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
     paged, gathered = [], []
     for _ in range(ROUNDS):
@@ -181,7 +84,7 @@ def measure(trial: Trial, rows: str, repeats: int) -> Figure:
     )
 
 
-def measure_widths(trial: Trial, rows: str, arguments: argparse.Namespace) -> list[Figure]:
+def measure_widths(trial: PagedTrial, rows: str, arguments: argparse.Namespace) -> list[Figure]:
     figures: list[Figure] = []
     for width in (int(width) for width in arguments.widths.split(",")):
         trial.ask(width)
@@ -198,7 +101,7 @@ def measure_lengths(device: Device, shape: AttentionShape, longest: int, argumen
     tuning = replace(usual, matrix=None, **given) if given else usual
     ragged = [longest * (row + 1) // rows for row in range(rows)]
     for name, lengths in (("alike", [longest] * rows), ("ragged", ragged)):
-        trial = Trial(device, shape, lengths, tuning)
+        trial = PagedTrial(device, shape, lengths, tuning)
         figures += measure_widths(trial, f"{rows} x {longest} {name}", arguments)
     return figures
 
@@ -232,9 +135,9 @@ def _off(found: mx.array, wanted: mx.array) -> float:
 def measure_ways(device: Device, shape: AttentionShape, longest: int, arguments: argparse.Namespace) -> list[Way]:
     """For rows alike, one row, a shorter one, and some of awkward lengths, which float32 tells right from wrong."""
     lengths = ([longest] * arguments.rows, [longest], [longest // 4])
-    alike = {f"{len(each)} x {each[0]}": Trial(device, shape, each) for each in lengths}
+    alike = {f"{len(each)} x {each[0]}": PagedTrial(device, shape, each) for each in lengths}
     made: list[Way] = []
-    for rows, trial in {**alike, "short": Trial(device, shape, SHORT)}.items():
+    for rows, trial in {**alike, "short": PagedTrial(device, shape, SHORT)}.items():
         firsts: dict[str, float] = {}
         for width in (int(width) for width in arguments.widths.split(",")):
             trial.ask(width)

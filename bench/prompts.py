@@ -17,12 +17,12 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from bench.paged import seconds
 from ingot.kernels.device import current_device
 from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
+from ingot.measure.trials import seconds
 
 SHAPES = "32/8x128,16/4x256,64/8x64"
 

@@ -17,7 +17,7 @@ MODULES = {
 MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
-    *("cli", "agents", "http", "mcp", "protocol", "engine", "distributed", "models", "cache", "kernels"),
+    *("cli", "measure", "agents", "http", "mcp", "protocol", "engine", "distributed", "models", "cache", "kernels"),
     *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "shares", "process"),
     "version",
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.measure import forget_measured, measure
 from ingot.config import GIB, Settings
 from ingot.extras import EXTRAS, install_command, missing_packages
 from ingot.kernels import device
@@ -35,22 +36,42 @@ def run_doctor(arguments: list[str]) -> int:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="the folder of a model, to show what of it would run slower than it could",
+        help="the folder of a model, to show what of it would run slower than it could; with --measure any model that "
+        "is on this machine",
     )
-    parser.flag("--json", action="store_true", help="print the findings as JSON")
+    parser.flag("--json", action="store_true", help="print the findings as JSON, to attach to a report")
+    parser.flag(
+        "--measure",
+        action="store_true",
+        help="also measure, in about two minutes: each kernel right or wrong on this device, and its time beside "
+        "MLX's own; each lowered part of MODEL, or of the default model if it was pulled, and its tokens a second "
+        "beside mlx-lm's. What is clearly slower here is left out from then on",
+    )
+    parser.flag(
+        "--forget-measured",
+        action="store_true",
+        help="forget what was measured: nothing is left out any more",
+    )
     parser.flag("--network", action="store_true", help="also check whether the model hub can be reached")
     add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
     namespace = parser.parse(arguments)
     flags = vars(namespace)
     model = flags.pop("model", None)
     settings = settings_from_arguments(namespace).settings
-    findings = list(examine_machine(settings, network="network" in flags, model=None if model is None else Path(model)))
+    if "forget_measured" in flags:
+        print(forget_measured(), file=sys.stderr)
+        if "measure" not in flags:
+            return 0
+    folder = None if model is None or ("measure" in flags and not Path(model).is_dir()) else Path(model)
+    findings = list(examine_machine(settings, network="network" in flags, model=folder))
     healthy = all(finding.state != "missing" for finding in findings)
+    report: dict[str, Any] = {"ok": healthy, "findings": [asdict(finding) for finding in findings]}
+    found = measure(model, settings, driver=_nvidia_driver()) if "measure" in flags else None
     if "json" in flags:
-        print(json.dumps({"ok": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        print(json.dumps(report if found is None else {**report, "measured": found.as_json()}, indent=2))
     else:
-        print(_format_findings(findings))
-    return 0 if healthy else 1
+        print(_format_findings(findings) + ("" if found is None else f"\n\n{found.as_table()}"))
+    return 0 if healthy and (found is None or not found.wrong) else 1
 
 
 def examine_machine(settings: Settings, network: bool, model: Path | None = None) -> Iterator[Finding]:
@@ -178,6 +199,19 @@ def _kernel_finding(name: str, wrong: str | None, instead: str) -> Finding:
     if wrong is None:
         return Finding(name, "ok", "right")
     return Finding(name, "note", f"not used: {wrong}", f"{instead}, which is slower; please report this to the project")
+
+
+def _nvidia_driver() -> str | None:
+    """Its version, where there is one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(done.stdout.split()), None) if done.returncode == 0 else None
 
 
 def examine_nvidia(probed: dict[str, Any] | str) -> Iterator[Finding]:

@@ -230,7 +230,7 @@ def _refuse_repeated(values: Sequence[SourceValue]) -> None:
 
 OTHER_VARIABLES = frozenset(
     {
-        *("INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA"),
+        *("INGOT_AS", "INGOT_CONFIG", "INGOT_KERNELS", "INGOT_THREADS", "INGOT_ISA", "INGOT_MEASURED"),
         *("INGOT_CONTROL", "INGOT_WATCH", "INGOT_GROUP_TOKEN", "INGOT_LISTEN", "INGOT_RESTARTS"),
     }
 )

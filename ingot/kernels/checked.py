@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ingot.kernels.dense_matmul.selfcheck import CheckedDense
 from ingot.kernels.device import Device
+from ingot.kernels.measured import NOTHING_SLOWER, ROPE, SlowerParts, attention_part, prompt_attention_part
 from ingot.kernels.moe.selfcheck import CheckedMoe
 from ingot.kernels.packed_matmul.selfcheck import CheckedExperts, CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
@@ -42,19 +43,19 @@ CodedAttentionKey = tuple[CodedShape, AttentionShape, mx.Dtype, float, float | N
 class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
     """All kernels of a device; its own verdicts are those of attention."""
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device)
+    def __init__(self, device: Device, slower: SlowerParts = NOTHING_SLOWER) -> None:
+        super().__init__(device, slower)
         self.wrong_rope: dict[tuple[RopeShape | LatentRopeShape, mx.Dtype], str | None] = {}
         """Why the RoPE kernel is not used for such layers; None where it is right."""
         self.wrong_coded: dict[CodedAttentionKey, str | None] = {}
         """Why such attention does not read such coded pages; None where it is right."""
         self.wrong_unpacked: dict[CodedAttentionKey, str | None] = {}
         """Why it does not decode them for prompts."""
-        self.recurrent = CheckedRecurrences(device)
-        self.packed = CheckedPacked(device)
-        self.experts = CheckedExperts(device)
-        self.dense = CheckedDense(device)
-        self.moe = CheckedMoe(device)
+        self.recurrent = CheckedRecurrences(device, slower)
+        self.packed = CheckedPacked(device, slower)
+        self.experts = CheckedExperts(device, slower)
+        self.dense = CheckedDense(device, slower)
+        self.moe = CheckedMoe(device, slower)
 
     def attention(
         self,
@@ -66,8 +67,11 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
         sinks: mx.array | None = None,
         window: int | None = None,
     ) -> PagedAttention | None:
-        """None where there is no right kernel for such layers. If only the prompt kernels are wrong, MLX computes
-        prompts; if those with matrix units are, others are used."""
+        """None where there is no right kernel for such layers. If only the prompt kernels are wrong or slower, MLX
+        computes prompts; if those with matrix units are wrong, others are used."""
+        size, latent = shape.key_size, shape.latent
+        if self._slower_parts.leave_out(attention_part(size, latent=latent)):
+            return None
         key = (self._device.kind, shape, dtype, scale, cap, sinks is not None, window)
         options: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks, "window": window}
 
@@ -77,7 +81,10 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
                 for slabs in slab_counts(self._device)
             )
 
-        tuning = self._first_right(key, tuning_choices(self._device.kind), check)
+        choices = tuning_choices(self._device.kind)
+        if self._slower_parts.leave_out(prompt_attention_part(size, latent=latent)):
+            choices = tuple(choice for choice in choices if not choice.prompts)
+        tuning = self._first_right(key, choices, check)
         return None if tuning is None else paged_attention(self._device, shape, dtype, tuning=tuning, **options)
 
     def check_coded(self, attention: PagedAttention, sample: CodedSample, *, scale: float, cap: float | None) -> None:
@@ -99,6 +106,8 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
 
     def turning(self, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm]) -> RopeKernel | None:
         """None where there is no right kernel for such layers."""
+        if self._slower_parts.leave_out(ROPE):
+            return None
         if (shape, dtype) not in self.wrong_rope:
             self.wrong_rope[shape, dtype] = first_wrong(
                 check_rope(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device)
@@ -109,6 +118,8 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
 
     def turning_latents(self, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm) -> LatentRopeKernel | None:
         """Likewise, of latents."""
+        if self._slower_parts.leave_out(ROPE):
+            return None
         if (shape, dtype) not in self.wrong_rope:
             self.wrong_rope[shape, dtype] = first_wrong(
                 check_latent_rope(self._device, shape, dtype, norm, slabs) for slabs in slab_counts(self._device)

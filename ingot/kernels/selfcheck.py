@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import Launched, Launcher, compile_kernels
+from ingot.kernels.measured import NOTHING_SLOWER, SlowerParts
 
 BOUNDS: Final = {mx.float32: 1e-4, mx.float16: 2**-9, mx.bfloat16: 2**-6}
 """By dtype, how far an output may be off, relative to the largest number. It is computed in float32 and rounded
@@ -81,10 +82,10 @@ def first_wrong(reasons: Iterable[str | None]) -> str | None:
 
 class Verdicts(Generic[Key, Variant]):
     """The kernels of a device, each kind compared once. One that does not compile or differs is not used, and `wrong`
-    has the reason."""
+    has the reason; nor is one that was measured to be `slower` than MLX's own."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, slower: SlowerParts = NOTHING_SLOWER) -> None:
+        self._device, self._slower_parts = device, slower
         self.wrong: dict[Key, str] = {}
         self._right: dict[Key, Variant] = {}
 

@@ -33,6 +33,7 @@ from ingot.cache.records import RecordForm
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
+from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, slower_parts, steps_part
 from ingot.models.checkpoint import evaluate_in_pieces
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.families import registry
@@ -48,6 +49,7 @@ from ingot.models.forward import (
 )
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
 from ingot.models.layers.gpu_linear import reserve_scratch
+from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
 from ingot.models.layers.modules import named_parameters
@@ -326,17 +328,22 @@ def adapt_model(
     `exact`: keys and values are stored in the format that they are computed in, also where kernels support a smaller
     one. `apart`: see `load_model_adapter`. Raises ModelError if it cannot be run here.
     """
-    family, rounded = registry.family_of_type(str(config.get("model_type"))), rounds_activations(model)
+    family_name = str(config.get("model_type", "unknown"))
+    family, rounded = registry.family_of_type(family_name), rounds_activations(model)
     if family.refused is not None:
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
-    kernels = None if device.kind == "cpu" else CheckedKernels(device)
+    slower = slower_parts(device)
+    kernels = None if device.kind == "cpu" else CheckedKernels(device, slower)
     axes, deepstack = (None, None) if tower is None else (tower.axes, swap_deepstack_layers(model, tower.deep))
     # Native layers that are one operation have positions of one axis and causal attention, and nothing can be added
     # between them.
     bidirectional = tower is not None and tower.bidirectional
     apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
+    layers = len(decoder_layers_of(model))
+    if not apart and device.kind in WHOLE_LAYERS:
+        apart = slower.leave_out(steps_part(family_name, layers, WHOLE_LAYERS[device.kind]))
     with _logging_time("modules were swapped and their kernels checked"):
-        swap_modules(model, device, kernels, apart=apart, axes=axes)
+        swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
     if kernels is not None:
@@ -362,6 +369,7 @@ def adapt_model(
     if (stack := decode_graphs_of(model)) is not None:
         stack.capture_ahead()
     compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
+    compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
     return ModelAdapter(
         model,
         config,
@@ -374,7 +382,7 @@ def adapt_model(
         found.ragged,
         found.mixed,
         found.vocab,
-        (*notes, *model_notes(model, selection, found, kernels, stack, uncovered)),
+        tuple(dict.fromkeys([*notes, *model_notes(model, selection, found, kernels, stack, uncovered), *slower.notes])),
         rounded,
         kernels,
         # On CUDA, hybrids' compiled steps were never measured, nor whether batches then change a row's answers.

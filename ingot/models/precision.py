@@ -17,6 +17,14 @@ from mlx.utils import tree_unflatten
 from ingot.errors import ConfigError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
+from ingot.kernels.measured import (
+    NATIVE_DENSE,
+    NOTHING_SLOWER,
+    SlowerParts,
+    native_experts_part,
+    native_packed_part,
+    slower_parts,
+)
 from ingot.models.checkpoint import pause_loading
 from ingot.models.gguf import weights
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
@@ -66,7 +74,7 @@ def _settle_on_gpu(model: nn.Module, dtype: str | None) -> None:
 
 
 def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
-    room = device.memory * UNPACK_SHARE
+    room, slower = device.memory * UNPACK_SHARE, slower_parts(device)
     _swap_one_by_one(
         model,
         weights.is_block_layer,
@@ -74,18 +82,18 @@ def _settle_on_cpu(model: nn.Module, device: Device) -> list[str]:
             weights.native_block_layer(module) if native.available() else weights.exact_layer(module, mx.float16)
         ),
     )
-    use_native_quantized(model, room)
-    use_native_dense(model, DTYPES_OF_16_BITS)
-    notes = _settle_others(model, room)
+    use_native_quantized(model, room, slower)
+    use_native_dense(model, DTYPES_OF_16_BITS, slower)
+    notes = _settle_others(model, room, slower)
     fuse_experts(model)
-    return notes
+    return [*notes, *slower.notes]
 
 
-def _settle_others(model: nn.Module, room: float) -> list[str]:
+def _settle_others(model: nn.Module, room: float, slower: SlowerParts) -> list[str]:
     """Weights that the native kernels do not multiply as they are."""
     if dequantized_bytes(model) <= room:
         dequantize_layers(model)
-        use_native_dense(model, DTYPES_OF_16_BITS)
+        use_native_dense(model, DTYPES_OF_16_BITS, slower)
         _cast(model, mx.float32)
         use_native_dense(model, (mx.float32,))
         return []
@@ -154,15 +162,16 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((path, module) for path, module in model.named_modules() if _is_quantized_module(module))
 
 
-def use_native_quantized(model: nn.Module, room: float) -> None:
+def use_native_quantized(model: nn.Module, room: float, slower: SlowerParts = NOTHING_SLOWER) -> None:
     """Swap quantised layers for ones that the native kernels multiply as they are, where they then fit in `room`."""
 
     def covered(module: Any) -> bool:
-        return (
-            _is_quantized_module(module)
-            and type(module) in _PACKED
-            and native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode)
-        )
+        if not _is_quantized_module(module) or type(module) not in _PACKED:
+            return False
+        part = native_experts_part if isinstance(module, QuantizedSwitchLinear) else native_packed_part
+        return native.covers_packing(
+            bits=module.bits, group_size=module.group_size, mode=module.mode
+        ) and not slower.leave_out(part(module.bits, module.mode))
 
     growth = sum(_arranged_growth(module) for _, module in _quantized_modules(model) if covered(module))
     fits = growth + sum(array.nbytes for _, array in named_parameters(model)) <= room
@@ -180,12 +189,14 @@ def _arranged_growth(module: Any) -> int:
     return module.weight.size * 8 * 10 // 8 - module.weight.nbytes
 
 
-def use_native_dense(model: nn.Module, formats: tuple[mx.Dtype, ...]) -> None:
+def use_native_dense(model: nn.Module, formats: tuple[mx.Dtype, ...], slower: SlowerParts = NOTHING_SLOWER) -> None:
     """Swap plain layers in these formats for ones that the native kernels multiply."""
     if native.available():
         _swap_one_by_one(
             model,
-            lambda module: type(module) in _DENSE and module.weight.dtype in formats,
+            lambda module: (
+                type(module) in _DENSE and module.weight.dtype in formats and not slower.leave_out(NATIVE_DENSE)
+            ),
             lambda module: native_dense(module, _DENSE[type(module)]),
         )
 

@@ -23,6 +23,7 @@ from ingot.kernels.dense_matmul.kernels import (
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launcher import compile_kernels, kernel_launcher
+from ingot.kernels.measured import DENSE
 from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
 RACED_BYTES = 1 << 27
@@ -51,7 +52,7 @@ class CheckedDense(Verdicts[DenseKey, DenseTuning]):
 
     def of(self, weights: DenseWeights) -> DenseProduct | None:
         """None where there is no kernel for such weights that is right and fast."""
-        if self._slower is not None or not self._is_covered(weights):
+        if self._slower is not None or not self._is_covered(weights) or self._slower_parts.leave_out(DENSE):
             return None
         tuning = self._tuning(weights)
         return None if tuning is None else dense_product(self._device, tuning)

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import required_launcher
+from ingot.kernels.measured import ROUTER
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, SharedOutput, combine_experts
 from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
@@ -27,8 +28,12 @@ class CheckedMoe(Verdicts[RouterKey, bool]):
     ) -> ExpertRouter | None:
         """Of logits in this format. None where there is no right kernel for such a layer."""
         key = (shape, dtype, bias is not None)
-        if self._device.kind != "cuda" or not self._first_right(
-            key, [True], lambda _: shape.unsupported() or check_moe_kernels(self._device, *key)
+        if (
+            self._device.kind != "cuda"
+            or self._slower_parts.leave_out(ROUTER)
+            or not self._first_right(
+                key, [True], lambda _: shape.unsupported() or check_moe_kernels(self._device, *key)
+            )
         ):
             return None
         return ExpertRouter(required_launcher(self._device), shape, bias=bias, eps=eps, scale=scale)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import required_launcher
+from ingot.kernels.measured import experts_part, packed_experts_part, packed_part
 from ingot.kernels.packed_matmul.experts import (
     GROUPED_TUNING,
     Activation,
@@ -60,6 +61,9 @@ class CheckedPacked(Verdicts[PackedKey | GatedKey | PackedFormat, bool]):
     def of(self, weights: PackedWeights) -> PackedProduct | None:
         """None where there is no right kernel for such weights."""
         if self._device.kind == "metal" or not self.supports(weights):
+            return None
+        part = packed_part if weights.experts is None else packed_experts_part
+        if self._slower_parts.leave_out(part(weights.packing.bits, weights.packing.mode)):
             return None
         if not self._first_right(_packed_key(weights), [True], lambda _: check_packed_product(self._device, weights)):
             return None
@@ -227,6 +231,10 @@ class CheckedExperts(Verdicts[ExpertsKey, GroupedTuning]):
         reason = first_wrong(weights.unsupported(dtype) for weights in projections)
         if reason is not None:
             self.wrong[key] = reason
+            return None
+
+        packing = projections[0].packing
+        if self._slower_parts.leave_out(experts_part(packing.bits, packing.mode)):
             return None
 
         def make(tuning: GroupedTuning) -> GroupedExperts:

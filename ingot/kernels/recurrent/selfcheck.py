@@ -13,6 +13,7 @@ import numpy as np
 
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import required_launcher
+from ingot.kernels.measured import recurrent_part
 from ingot.kernels.recurrent.gated_delta import DeltaKernels, DeltaShape
 from ingot.kernels.recurrent.kernels import Convolution, GatedNorm, RecurrentKernels, RecurrentSpans
 from ingot.kernels.recurrent.mamba2 import Mamba2Kernels, Mamba2Shape
@@ -44,6 +45,8 @@ class CheckedRecurrences(Verdicts[tuple[MixerShape, mx.Dtype], bool]):
         self, shape: MixerShape, dtype: mx.Dtype, weights: Mapping[str, mx.array], **options: Any
     ) -> RecurrentKernels | None:
         """None where there are no right kernels for such a layer."""
+        if self._slower_parts.leave_out(recurrent_part(shape)):
+            return None
         key = shape, dtype
         if not self._first_right(
             key, [True], lambda _: shape.unsupported() or check_recurrent_kernels(self._device, shape, dtype)

@@ -18,13 +18,21 @@ import mlx.nn as nn
 
 from ingot.kernels.cpu import native
 from ingot.kernels.decode_graph.kernels import UNGATED, Gate
+from ingot.kernels.measured import NATIVE_GATES, NOTHING_SLOWER, SlowerParts
 from ingot.kernels.packed_matmul.experts import Curve, ExpertWeights, GroupedExperts
 from ingot.kernels.packed_matmul.kernels import PackedFormat
 from ingot.kernels.packed_matmul.selfcheck import CheckedExperts
 from ingot.models.families.description import MlpSpec
 from ingot.models.families.registry import expert_gate_of, mlp_spec_of
 from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, join_linears
-from ingot.models.layers.modules import adopt_module, extend, float_dtype, swap_each, temporarily_extended
+from ingot.models.layers.modules import (
+    adopt_module,
+    extend,
+    float_dtype,
+    measured_part,
+    swap_each,
+    temporarily_extended,
+)
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, SwitchLinear
 
 
@@ -53,13 +61,19 @@ def _silu_by_division(gate: mx.array, up: mx.array | None) -> mx.array:
     return gate / (1 + mx.exp(-gate)) * up
 
 
-def swap_gated_mlps(model: nn.Module, spec_of: Callable[[nn.Module], MlpSpec | None] = mlp_spec_of) -> int:
+def swap_gated_mlps(
+    model: nn.Module,
+    spec_of: Callable[[nn.Module], MlpSpec | None] = mlp_spec_of,
+    slower: SlowerParts = NOTHING_SLOWER,
+) -> int:
     """Swap every known MLP of the model that can be computed faster; returns how many were."""
-    has_native = native.available()
+    has_native = native.available() and not slower.leave_out(NATIVE_GATES)
 
     def gated_mlp(module: nn.Module) -> nn.Module | None:
         spec = spec_of(module)
         if spec is None or spec.gate is None or not (has_native or spec.act == "silu"):
+            return None
+        if slower.leave_out(measured_part("MLP", module)):
             return None
         replacement: Any = extend(module, GatedMLP, "Gated")
         replacement._spec, replacement._native = spec, has_native
@@ -116,16 +130,16 @@ _ACTIVATIONS: dict[Gate, Callable[..., mx.array]] = {
 }
 
 
-def join_gated_mlps(model: nn.Module) -> int:
+def join_gated_mlps(model: nn.Module, slower: SlowerParts = NOTHING_SLOWER) -> int:
     """Swap every known MLP of the model whose products can be joined; returns how many were. One layer after another is
     in memory twice, while it is joined."""
-    return swap_each(model, _joined_mlp)
+    return swap_each(model, lambda module: _joined_mlp(module, slower))
 
 
-def _joined_mlp(module: nn.Module) -> nn.Module | None:
+def _joined_mlp(module: nn.Module, slower: SlowerParts) -> nn.Module | None:
     """None for other modules, and for those whose products cannot be one."""
     spec = mlp_spec_of(module)
-    if spec is None:
+    if spec is None or slower.leave_out(measured_part("MLP", module)):
         return None
     names = [name for name in (spec.gate, spec.up) if name is not None]
     gate_up = join_linears(*(module[name] for name in names), names=names)

@@ -121,6 +121,13 @@ def _extended_class(ours: type, theirs: type, prefix: str) -> type:
     return type(f"{prefix}{theirs.__name__}", (ours, theirs), {})
 
 
+def measured_part(kind: str, module: nn.Module) -> str:
+    """What `ingot doctor --measure` calls a module of ours, or the one that it replaces: modules of a class with
+    weights of a size."""
+    cls, size = own_class(module), sum(array.nbytes for _, array in named_parameters(module))
+    return f"{kind} of {cls.__module__.rpartition('.')[2]}.{cls.__name__} ({size / 1e6:.2f} MB)"
+
+
 def swap_each(model: nn.Module, replacement_for: Callable[[nn.Module], nn.Module | None]) -> int:
     """Swap every module that has a replacement for it; returns how many were swapped."""
     found = [(path, replacement_for(module)) for path, module in model.named_modules()]

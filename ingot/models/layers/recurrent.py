@@ -19,6 +19,7 @@ import mlx.nn as nn
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, TokenSpan
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.cpu import native
+from ingot.kernels.measured import NOTHING_SLOWER, SlowerParts, native_recurrent_part
 from ingot.kernels.recurrent.gated_delta import DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentKernels, RecurrentSpans
 from ingot.kernels.recurrent.mamba2 import Mamba2Shape
@@ -27,7 +28,7 @@ from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.models.families.description import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from ingot.models.families.registry import recurrence_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears
-from ingot.models.layers.modules import extend, native_weights_of, swap_each
+from ingot.models.layers.modules import extend, measured_part, native_weights_of, swap_each
 from ingot.models.lora.layers import LoraMapping
 
 Chain = tuple[str, ...]
@@ -186,21 +187,34 @@ def _short_convolution(mixer: Any) -> NativeRecurrence:
     return _adopt_recurrence(mixer, (("in_proj",),), operation, (_conv_tail_shape(mixer.conv),))
 
 
-def _native_recurrence(mixer: Any) -> NativeRecurrence | None:
-    match recurrence_spec_of(mixer):
-        case GatedDeltaSpec() as spec:
+def _native_recurrence(mixer: Any, slower: SlowerParts) -> NativeRecurrence | None:
+    spec = recurrence_spec_of(mixer)
+    if spec is None:
+        return None
+    by_key = isinstance(spec, GatedDeltaSpec) and spec.decays_by_key
+    if slower.leave_out(native_recurrent_part(_SHAPES[type(spec)], by_key=by_key)):
+        return None
+    if slower.leave_out(measured_part("recurrent mixer", mixer)):
+        return None
+    match spec:
+        case GatedDeltaSpec():
             return _native_delta(mixer, spec)
-        case Mamba2Spec() as spec:
+        case Mamba2Spec():
             return _native_mamba2(mixer, spec)
         case ShortConvSpec():
             return _short_convolution(mixer)
-        case None:
-            return None
 
 
-def swap_recurrences(model: nn.Module) -> int:
+_SHAPES: dict[type, str] = {
+    GatedDeltaSpec: DeltaShape.__name__,
+    Mamba2Spec: Mamba2Shape.__name__,
+    ShortConvSpec: ShortConvShape.__name__,
+}
+
+
+def swap_recurrences(model: nn.Module, slower: SlowerParts = NOTHING_SLOWER) -> int:
     """Swap every recurrent mixer that the native kernels compute; returns how many were swapped."""
-    return swap_each(model, _native_recurrence) if native.available() else 0
+    return swap_each(model, lambda module: _native_recurrence(module, slower)) if native.available() else 0
 
 
 def _adopt_recurrence(

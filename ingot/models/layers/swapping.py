@@ -23,6 +23,7 @@ from ingot.cache.layer_state import LayerState
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
+from ingot.kernels.measured import NATIVE_ATTENTION, NATIVE_NORMS, NOTHING_SLOWER, SlowerParts
 from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
@@ -41,7 +42,7 @@ from ingot.models.layers.mlp import (
     swap_gated_mlps,
     swap_switch_mlps,
 )
-from ingot.models.layers.modules import extend, own_class, restored_module
+from ingot.models.layers.modules import extend, measured_part, own_class, restored_module
 from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
@@ -139,13 +140,24 @@ def _outer_paths(path: str) -> Iterable[str]:
     return (".".join(names[:length]) for length in range(1, len(names)))
 
 
-def swap_mixers(model: nn.Module, *, unfused: bool, kernels: CheckedKernels | None = None) -> int:
-    """Swap every mixer of the model for one that understands mixed batches; returns how many were swapped."""
+def swap_mixers(
+    model: nn.Module,
+    *,
+    unfused: bool,
+    kernels: CheckedKernels | None = None,
+    slower: SlowerParts = NOTHING_SLOWER,
+) -> int:
+    """Swap every mixer of the model for one that understands mixed batches; returns how many were swapped. Those that
+    were measured to be `slower` than mlx-lm's own run these."""
     found, ropes = find_mixers(model), SharedRopes() if unfused else None
     ragged = NativeRotations() if unfused and native.available() else None
+    if ragged is not None and slower.leave_out(NATIVE_ATTENTION):
+        ragged = None
     kernel_ropes = None if kernels is None else KernelRopes(kernels)
 
     def replacement_for(module: nn.Module) -> nn.Module:
+        if any(slower.leave_out(measured_part(kind, module)) for kind in ("attention", "recurrent mixer")):
+            return extend(module, SplitMixer, "Split")
         attention = mixed_attention_of(module, ropes, ragged, kernels, kernel_ropes)
         if attention is not None:
             return attention
@@ -239,14 +251,16 @@ def swap_modules(
     *,
     apart: bool = False,
     axes: Sequence[int] | None = None,
+    slower: SlowerParts = NOTHING_SLOWER,
 ) -> None:
     """Swap the modules that ingot computes otherwise than mlx-lm does. Layers become one operation where that is
-    possible, unless they are to stay `apart`. `axes`: see `positioned_rope`."""
+    possible, unless they are to stay `apart`. `axes`: see `positioned_rope`. What was measured to be `slower` than
+    MLX's own on this device is left out."""
     swap_ropes(model, axes)
     swap_decoders(model)
     if device.kind != "cpu":
-        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
-        join_gated_mlps(model)
+        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels, slower=slower)
+        join_gated_mlps(model, slower)
         if device.kind == "cuda":
             join_moes(model)
         join_layer_inputs(model)
@@ -260,9 +274,9 @@ def swap_modules(
             capture_layers(model, device)
         return
     fused = not apart and fuse_layers(model)
-    swap_recurrences(model)
+    swap_recurrences(model, slower)
     if not fused:
-        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels)
-        swap_gated_mlps(model)
-    if native.available():
+        swap_mixers(model, unfused=device.unfused_attention, kernels=kernels, slower=slower)
+        swap_gated_mlps(model, slower=slower)
+    if native.available() and not slower.leave_out(NATIVE_NORMS):
         swap_norms(model)
