@@ -304,12 +304,13 @@ def rehearse_steps(adapter: ModelAdapter) -> None:
     """Compute prompts and as many decode steps as it takes until they are compiled, so that no request waits for a
     compiler."""
     with _logging_time("prompts and decode steps were rehearsed"):
-        rows = adapter.new_batch_state()
-        row = rows.new()
-        for width in (PAGE, min(8 * PAGE, adapter.widest), *[1] * (STEP_TRIALS + 3)):
-            logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
-            mx.eval(logits, rows.pending())
-        rows.leave(row)
+        for prompt, steps in ((PAGE, STEP_TRIALS + 3), (min(8 * PAGE, adapter.widest), 2)):
+            rows = adapter.new_batch_state()
+            row = rows.new()
+            for width in (prompt, *[1] * steps):
+                logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
+                mx.eval(logits, rows.pending())
+            rows.leave(row)
 
 
 def adapt_model(

@@ -42,7 +42,7 @@ natively = pytest.mark.skipif(
 )
 
 PROMPT = [5, 17, 3, 29, 11, 23]
-FUSED, MIXED, HYBRID, INDEXED = "llama", "gemma3_text", "qwen3_next", "deepseek_v32"
+FUSED, MIXED, HYBRID, UNKNOWN = "llama", "gemma3_text", "qwen3_next", "afm7"
 
 
 def adapted(name: str, *, exact: bool = False) -> ModelAdapter:
@@ -74,7 +74,7 @@ def test_a_stated_number_format_keeps_them_as_they_are_computed(name: str) -> No
 
 
 def test_keys_and_values_that_mlx_reads_stay_as_they_are_computed() -> None:
-    assert adapted(INDEXED).kept is None
+    assert adapted(UNKNOWN).kept is None
 
 
 @pytest.mark.cpus
@@ -141,7 +141,8 @@ def wavering(seed: int, bits: int | None = 4) -> Any:
 )
 def test_a_mixture_whose_router_wavers_is_loaded_and_shares_launches(seed: int, device: Device) -> None:
     made = adapt_model(wavering(seed), WAVERING, device)
-    assert (made.ragged, made.mixed, list(made.notes)) == (True, True, [])
+    notes = [note for note in made.notes if "multiples of 64" not in note]  # as experts here are not
+    assert (made.ragged, made.mixed, notes) == (True, True, [])
 
 
 def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it(
@@ -196,9 +197,9 @@ def test_modules_that_were_swapped_can_be_put_back(name: str, device: Device) ->
 
 @pytest.mark.parametrize("device", [current_device(), METAL], ids=["here", "metal"])
 def test_attention_that_is_mlx_lms_own_is_named_with_what_it_costs(device: Device) -> None:
-    made = adapt_model(family_configs.build(INDEXED), family_configs.config(INDEXED), device, widest=64)
+    made = adapt_model(family_configs.build(UNKNOWN), family_configs.config(UNKNOWN), device, widest=64)
     [note] = [note for note in made.notes if "attention by mlx-lm's own modules" in note]
-    assert "(DeepseekV32Attention, Indexer), slower: each step copies keys and values out of their pages" in note
+    assert "(Attention), slower: each step copies keys and values out of their pages" in note
     for known in (FUSED, MIXED, HYBRID):
         other = adapt_model(family_configs.build(known), family_configs.config(known), device, widest=64)
         assert not [note for note in other.notes if "mlx-lm's own" in note]

@@ -341,11 +341,11 @@ def test_a_kernel_is_made_once_and_called_with_threads_not_groups(
     write, attend, merge = called["write"], called["attend"], called["merge"]
     assert (write["grid"], write["threadgroup"]) == ((5 * 128, 2, 1), (128, 1, 1))
     parts = 1 if prelude == "cuda" else 2
-    assert (attend["grid"], attend["threadgroup"]) == ((2 * parts * 128, 2, 3), (128, 1, 1))
+    assert (attend["grid"], attend["threadgroup"]) == ((8 * parts * 128, 2, 3), (128, 1, 1))
     assert (merge["grid"], merge["threadgroup"]) == ((128, 12, 3), (128, 1, 1))
     assert [len(call["inputs"]) for call in called.values()] == [len(options["input_names"]) for options in made]
     assert dict(attend["template"])["PART"] == (16 if prelude == "cuda" else 3)
-    assert attend["output_shapes"] == [(3, 12, 2, 36), (1,)]
+    assert attend["output_shapes"] == [(3, 12, 8, 36), (1,)]
 
 
 def test_mlx_is_asked_for_shared_memory_that_a_text_does_not_declare(monkeypatch: pytest.MonkeyPatch) -> None:
