@@ -273,10 +273,12 @@ def random_model(
     checkpoints are; 0: as they are. Weights of one layer at a time are in memory before they are packed."""
     import mlx.core as mx
     import mlx.nn as nn
-    from mlx.utils import tree_flatten
+    from mlx.utils import tree_flatten, tree_unflatten
 
     config = family_config(family, changes or {}, REAL[family] if real else {})
     model = build(config, dtype=getattr(mx, dtype), lazily=bits > 0)
+    routers = [(path, x) for path, x in tree_flatten(model.parameters()) if path.endswith("gate.weight")]
+    model.update(tree_unflatten([(path, mx.random.normal(x.shape, x.dtype, scale=0.02)) for path, x in routers]))
     if not bits:
         return config, model
     chosen: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or (lambda path, module: True)

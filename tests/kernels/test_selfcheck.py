@@ -25,12 +25,18 @@ ONES = mx.ones(3)
         (ONES + 1e-6, 1e-4, None),
         (ONES + 1, 1e-4, "differs by 1"),
         (ONES * mx.nan, 1e-4, "differs by nan"),
+        (ONES * 0, 1e-4, "differs by 1"),
     ],
 )
 def test_what_is_off_by_more_than_its_bound_or_no_number_is_wrong(
     found: mx.array, bound: float, wrong: str | None
 ) -> None:
     assert Case("differs by {off}", found, ONES, bound).wrong() == wrong
+
+
+def test_zeros_where_zeros_are_expected_are_right() -> None:
+    assert Case("differs by {off}", ONES * 0, ONES * 0, 1e-4).wrong() is None
+    assert Case("differs by {off}", ONES, ONES * 0, 1e-4).wrong() == "differs by 1"
 
 
 class Run:

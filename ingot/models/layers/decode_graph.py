@@ -81,6 +81,8 @@ MOST_APART = 0.05
 """The largest difference allowed, as a share of the largest number."""
 MOST_ROUNDING = 0.5
 """The same for deep models whose own numbers move by more than that when their input is off by its last bit."""
+ROUNDING_FACTOR = 2
+"""How much farther than that a graph may be off, as its products are rounded otherwise in every layer."""
 
 
 class LayerCall(NamedTuple):
@@ -462,7 +464,7 @@ def _difference(right: Sequence[mx.array], found: Sequence[mx.array], moved: Seq
     """How a graph's numbers differ from the right ones by more than rounding explains, which has moved those."""
     apart, rounding = (max(map(_distance, right, others)) for others in (found, moved))
     largest = max(float(mx.abs(each).max()) for each in right)
-    bound = max(MOST_APART * largest, min(rounding, MOST_ROUNDING * largest), MOST_APART * 1e-6)
+    bound = max(MOST_APART * largest, min(ROUNDING_FACTOR * rounding, MOST_ROUNDING * largest), MOST_APART * 1e-6)
     if apart <= bound:
         return None
     return f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}"
