@@ -102,7 +102,7 @@ from mlx_lm.models import rope_utils  # noqa: E402
 from mlx_lm.models.activations import SwigluOAI  # noqa: E402
 from mlx_lm.models.base import create_attention_mask  # noqa: E402
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear  # noqa: E402
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear  # noqa: E402
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear, SwitchMLP  # noqa: E402
 
 ArraysCache: Any = caches.ArraysCache
 """Typed loosely: mlx-lm declares less of it than its models use."""
@@ -232,6 +232,7 @@ __all__ = [
     "SwigluOAI",
     "SwitchGLU",
     "SwitchLinear",
+    "SwitchMLP",
     "caches",
     "create_attention_mask",
     "import_upstream",

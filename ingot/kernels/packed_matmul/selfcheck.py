@@ -42,7 +42,7 @@ PackedKey = tuple[PackedFormat, mx.Dtype, bool, int, tuple[PackedCut, ...], int]
 columns, how outputs are tiled, and how many the last tile lacks."""
 
 
-GatedKey = tuple[PackedKey, ExpertCurve, bool]
+GatedKey = tuple[PackedKey, ExpertCurve | None, bool]
 """The same of experts with gates, and whether they have biases."""
 
 
@@ -74,6 +74,15 @@ class CheckedPacked(Verdicts[PackedKey | GatedKey | PackedFormat, bool]):
         key = (_packed_key(experts.gate), experts.curve, experts.biases is not None)
         product = self.of(experts.gate)
         if product is None or not self._first_right(key, [True], lambda _: check_gated_experts(self._device, experts)):
+            return None
+        return product
+
+    def squared_experts(self, weights: PackedWeights) -> PackedProduct | None:
+        """The same with what is above zero squared, and no gates."""
+        product, key = self.of(weights), (_packed_key(weights), None, False)
+        if product is None or not self._first_right(
+            key, [True], lambda _: check_squared_experts(self._device, weights)
+        ):
             return None
         return product
 
@@ -132,6 +141,20 @@ def check_gated_experts(device: Device, experts: GatedExpertWeights) -> str | No
         lambda: packed_product(device, weights.packing, weights.dtype),
         lambda product: _gated_experts(product, experts),
     )
+
+
+def check_squared_experts(device: Device, weights: PackedWeights) -> str | None:
+    """The first wrong product of a layer's experts of which what is above zero is squared."""
+
+    def cases(product: PackedProduct) -> Iterator[Case]:
+        assert weights.experts is not None
+        chosen, x = mx.array([weights.experts - 1, 0, weights.experts // 2, 0], mx.int32), _random_rows(2, weights)
+        above = mx.maximum(product.gather(x, weights, chosen).astype(mx.float32), 0)
+        message = f"squares of experts differ for {weights}"
+        yield Case(message, product.gather_squared(x, weights, chosen), above * above, 4 * BOUNDS[weights.dtype])
+
+    key = ("squared experts", *_packed_key(weights))
+    return check_cases(device, key, lambda: packed_product(device, weights.packing, weights.dtype), cases)
 
 
 def check_scratch(device: Device, scratch: UnpackScratch, weights: PackedWeights) -> str | None:

@@ -156,6 +156,7 @@ class MoeSpec:
     groups: tuple[str, str] | None = None  # how many groups of experts there are, and how many may be chosen from
     scale: str | None = None  # what all weights are multiplied by
     later: bool = False  # of experts with the same score the later ones are chosen
+    latent: str | None = None  # the size of what experts are given instead of hidden states, where it is another one
     shared: str | None = None  # an MLP that all tokens have, where there is one
     shared_gate: str | None = None  # whose sigmoid multiplies what that gives
 

@@ -18,6 +18,7 @@ from ingot.models.families.description import (
     MtpSpec,
     NormSpec,
     RopeSpec,
+    biased_moe,
     two_blocks,
 )
 
@@ -74,6 +75,7 @@ FAMILIES = (
         "nemotron_h",
         attention={"NemotronHAttention": AttentionSpec(heads="num_heads", kv_heads="num_key_value_heads")},
         mlps={"NemotronHMLP": MlpSpec(act="relu2", gate=None)},
+        moes={"NemotronHMoE": biased_moe(latent="moe_latent_size")},
         recurrences={"NemotronHMamba2Mixer": Mamba2Spec(norm_size="norm.group_size")},
         layers={"NemotronHBlock": LayerSpec((BlockSpec(("mixer",), "norm"),))},
         head=MtpSpec(

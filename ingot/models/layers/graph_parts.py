@@ -29,6 +29,7 @@ from ingot.kernels.decode_graph.kernels import (
 )
 from ingot.kernels.lora import add_lora_products
 from ingot.kernels.moe.kernels import SharedOutput, combine_experts
+from ingot.kernels.packed_matmul.kernels import GatedExpertWeights
 from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.recurrent.kernels import RecurrentKernels
 from ingot.models.layers.attention import MixedAttention
@@ -311,8 +312,12 @@ class MoePart:
         logits = multiply_with_lora(capture, self.router, states, inputs.loras)
         chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
         chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
-        gated = kernels.gated_product.by(capture).gather_gated(states, kernels.gated, chosen)
-        given = kernels.down_product.by(capture).launched_gather(gated, kernels.down, chosen)
+        product = kernels.inner_product.by(capture)
+        if isinstance(kernels.inner, GatedExpertWeights):
+            inner = product.gather_gated(states, kernels.inner, chosen)
+        else:
+            inner = product.gather_squared(states, kernels.inner, chosen)
+        given = kernels.down_product.by(capture).launched_gather(inner, kernels.down, chosen)
         shared = self._shared(capture, states, logits, inputs)
         top, bias = kernels.router.shape.top, kernels.down_bias
         return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)

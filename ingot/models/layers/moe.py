@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,7 +18,7 @@ from ingot.models.families.registry import expert_gate_of, moe_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, QuantizedKernelSwitchLinear, join_linears
 from ingot.models.layers.mlp import EXPERT_PROJECTIONS
 from ingot.models.layers.modules import extend, own_class, swap_each
-from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU
+from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU, SwitchMLP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +26,9 @@ class MoeKernels:
     """What chooses a mixture's experts and multiplies by them."""
 
     router: ExpertRouter
-    gated_product: PackedProduct
-    gated: GatedExpertWeights
+    inner_product: PackedProduct
+    inner: GatedExpertWeights | PackedWeights
+    """Of gated experts, or of those that square what is above zero."""
     down_product: PackedProduct
     down: PackedWeights
     down_bias: mx.array | None  # [experts, outputs]
@@ -98,26 +100,49 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     """Or what they are lacking."""
     if getattr(module, "sharding_group", None) is not None:
         return "experts of several ranks"
+    if module._spec.latent is not None and _found(module, module._spec.latent) is not None:
+        return "experts over latents"
     experts = attrgetter(module._spec.experts)(module)
-    if own_class(experts) is not SwitchGLU:
+    names = _PROJECTIONS.get(own_class(experts))
+    if names is None:
         return f"experts of {own_class(experts).__name__}"
-    gate, up, down = projections = [experts[name] for name in EXPERT_PROJECTIONS]
-    for each in projections:
+    *inner, down = [experts[name] for name in names]
+    for each in (*inner, down):
         if not isinstance(each, QuantizedKernelSwitchLinear):
             mode = getattr(each, "mode", None)
             return f"experts in {each.weight.dtype}".replace("mlx.core.", "") if mode is None else f"{mode} experts"
-    if (gate._packed.packing, gate.weight.shape) != (up._packed.packing, up.weight.shape):
-        return "experts whose gates are packed otherwise"
-    curve = _curve_of(experts.activation)
-    if curve is None:
-        return f"experts gated by {type(experts.activation).__name__}"
-    biases = None if "bias" not in gate else (_bias_of(gate), _bias_of(up))
-    gated = GatedExpertWeights(gate._packed, up._packed, *curve, biases)
-    product, router = kernels.packed.gated_experts(gated), _router_of(module, kernels, gate._packed)
+    weights = _inner_weights(inner, experts.activation)
+    if isinstance(weights, str):
+        return weights
+    packed, router = kernels.packed, _router_of(module, kernels, inner[0]._packed)
+    if isinstance(weights, GatedExpertWeights):
+        product = packed.gated_experts(weights)
+    else:
+        product = packed.squared_experts(weights)
     if product is None or router is None:
         return "its experts" if product is None else "its choice of experts"
     bias = _bias_of(down) if "bias" in down else None
-    return MoeKernels(router, product, gated, down._product, down._packed, bias)
+    return MoeKernels(router, product, weights, down._product, down._packed, bias)
+
+
+_PROJECTIONS: dict[type, tuple[str, ...]] = {SwitchGLU: EXPERT_PROJECTIONS, SwitchMLP: ("fc1", "fc2")}
+
+
+def _inner_weights(
+    projections: Sequence[QuantizedKernelSwitchLinear], activation: nn.Module
+) -> GatedExpertWeights | PackedWeights | str:
+    """Or what they are lacking."""
+    if len(projections) == 1:
+        [inner] = projections
+        return inner._packed if type(activation) is nn.ReLU2 and "bias" not in inner else "experts without gates"
+    gate, up = projections
+    if (gate._packed.packing, gate.weight.shape) != (up._packed.packing, up.weight.shape):
+        return "experts whose gates are packed otherwise"
+    curve = _curve_of(activation)
+    if curve is None:
+        return f"experts gated by {type(activation).__name__}"
+    biases = None if "bias" not in gate else (_bias_of(gate), _bias_of(up))
+    return GatedExpertWeights(gate._packed, up._packed, *curve, biases)
 
 
 def _curve_of(activation: nn.Module) -> tuple[ExpertCurve, mx.array] | None:

@@ -168,7 +168,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "minicpm": {"model_type": "minicpm", "hidden_size": 64, "dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 2.0},
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "granitemoehybrid": {**_MAMBA, **_GRANITE, "model_type": "granitemoehybrid", "position_embedding_type": "nope"},
-    "nemotron_h": {
+    "nemotron_h-dense": {
         **_MAMBA,
         "model_type": "nemotron_h",
         "num_hidden_layers": 4,
@@ -254,6 +254,12 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
     # Queries made from latents.
     "glm4_moe_lite": {**_BIASED_CHOICE, **_LATENT, "q_lora_rank": 64},
+    # Experts without gates.
+    "nemotron_h": {
+        **KINDS["nemotron_h-dense"],
+        **{"hybrid_override_pattern": "ME*E", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5},
+        **{"n_shared_experts": 1, "moe_shared_expert_intermediate_size": 64, "moe_latent_size": None},
+    },
     "mixtral": {},
     "olmoe": {},
     "deepseek": {**_SHARED_EXPERT, "moe_layer_freq": 1, "attention_bias": False},
