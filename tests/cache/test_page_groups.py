@@ -14,10 +14,10 @@ from ingot.cache.page_groups import KVStorage, PageGroup, PageIndex, TokenRun
 from ingot.cache.pages import PAGE, PageCopy
 from ingot.kernels.device import Device
 from ingot.kernels.paged_attention.kernels import paged_attention
-from ingot.kernels.paged_attention.shapes import AttentionShape
+from ingot.kernels.paged_attention.shapes import SLAB_INPUTS, AttentionShape
 from tests.kernels.paged_attention.memory import emulated
 
-TWELVE = 12
+MOST = SLAB_INPUTS[-1]
 
 
 class PaperStorage(KVStorage):
@@ -111,7 +111,7 @@ steps = st.lists(
 def test_whatever_grows_and_shrinks_lies_in_as_many_slabs_as_kernels_take(
     most: int | None, sizes: tuple[int, int], steps: list[tuple[int, int, int]]
 ) -> None:
-    states = Budgeted(TWELVE, None if most is None else most * 4 * PAGE, sizes)
+    states = Budgeted(MOST, None if most is None else most * 4 * PAGE, sizes)
     for number in (0, 1):
         states.grow(number, 1)
     for number, pages, seldom in steps:
@@ -119,10 +119,10 @@ def test_whatever_grows_and_shrinks_lies_in_as_many_slabs_as_kernels_take(
             states.shrink(number, pages)
         for _ in range(pages):
             states.grow(number, 1)
-        states.check(TWELVE)
+        states.check(MOST)
 
 
-@pytest.mark.parametrize("most_slabs", [TWELVE, None])
+@pytest.mark.parametrize("most_slabs", [MOST, None])
 @pytest.mark.parametrize("most", [100, 5400, 20_000])
 def test_a_budget_is_reached_page_by_page_and_never_exceeded(most: int, most_slabs: int | None) -> None:
     states = Budgeted(most_slabs, most * 4 * PAGE, [1])
@@ -142,7 +142,7 @@ def test_what_others_have_taken_ahead_costs_no_more_than_a_few_slabs() -> None:
     assert states.stored <= 1.02 * 10_000 * 4 * PAGE
 
 
-@pytest.mark.parametrize("most_slabs", [TWELVE, None])
+@pytest.mark.parametrize("most_slabs", [MOST, None])
 def test_without_a_budget_no_more_than_a_quarter_is_taken_ahead(most_slabs: int | None) -> None:
     states = Budgeted(most_slabs, None, [1])
     for _ in range(20_000):
@@ -161,7 +161,7 @@ def test_what_was_written_stays_where_it_was_while_slabs_are_added_and_joined(ki
         if not group.provided:
             group.provide(most=40 * PAGE * storage.token_bytes, left=0)
         storage.write(keys[page : page + 1], values[page : page + 1], [(0, 1, page, page)])
-    assert len(group.slabs) == (TWELVE if kind == "metal" else 40)
+    assert len(group.slabs) == (MOST if kind == "metal" else 40)
     found = storage.gathered(group.index(range(40)))
     for wanted, gathered in zip((keys, values), found, strict=True):
         lie = gathered.reshape(2, 40, PAGE, -1)

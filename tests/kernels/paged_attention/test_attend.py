@@ -157,7 +157,7 @@ def test_slabs_are_padded_to_what_there_are_kernels_for() -> None:
         slabs = launched.launched[-1][1][2:]
         assert all(map(is_, slabs, [slab] * taken + [other] * taken)) and len(slabs) == 2 * taken
     with pytest.raises(ValueError, match="12 slabs: kernels take at most 11"):
-        attention.copy(page_copies([(-1, 0, 1)]), KVSlabs([slab] * 13, [other] * 13), START)
+        attention.copy(page_copies([(-1, 0, 1)]), KVSlabs([slab] * 12, [other] * 12), START)
 
 
 def test_slabs_that_are_found_by_address_are_located_once_each_and_are_no_inputs() -> None:

@@ -35,10 +35,11 @@ THEIRS = {
     "sentence_transformers.py": {"Transformer"},
     "packaged.py": {"gpt2"},
     "loading.py": {"MLP"},
+    "mlp.py": {"MLP"},
     "locate.py": {"Model"},
 }
 """What other projects call something, too: sentence-transformers its modules, OpenAI a vocabulary, mlx-vlm towers',
-transformers its models without a head."""
+transformers its models without a head; an MLP is one wherever it is named."""
 CLASSES = [(family.name, name) for family in MODEL_FAMILIES.values() for name in sorted(family.classes)]
 
 
