@@ -43,7 +43,7 @@ SECTIONS = {
     "checks": Section("checks:checks", 100, (("MLX_ENABLE_TF32", "0"),)),
     "attention": Section("kernels:attention", 40),
     "delta": Section("kernels:delta", 25),
-    "recurrent": Section("kernels:recurrent", 30),
+    "recurrent": Section("kernels:recurrent", 20),
     "dense": Section("serving:dense", 80),
     "packed": Section("serving:packed", 70),
     "hybrid": Section("serving:hybrid", 75),
