@@ -101,10 +101,15 @@ def started(
 
     def load() -> LoadedModel:
         from ingot.kernels.device import current_device
+        from ingot.kernels.gpu.launcher import begin_mlx_compilation
+        from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
         from ingot.models.adapter import adapt_model, rehearse_steps
         from ingot.models.forward import can_compile_steps
 
-        adapter = adapt_model(make(), config, current_device())
+        compilation, model = begin_mlx_compilation(current_device(), CompilationNeeds.of(config, None)), make()
+        if compilation is not None:
+            compilation.wait(lambda: None)
+        adapter = adapt_model(model, config, current_device())
         if can_compile_steps(adapter.device):
             rehearse_steps(adapter)
         look(adapter)

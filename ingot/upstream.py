@@ -99,7 +99,7 @@ _defer(PACKAGE)
 
 from mlx_lm.models import cache as caches  # noqa: E402
 from mlx_lm.models import rope_utils  # noqa: E402
-from mlx_lm.models.activations import SwigluOAI  # noqa: E402
+from mlx_lm.models.activations import SwigluOAI, swiglu  # noqa: E402
 from mlx_lm.models.base import create_attention_mask  # noqa: E402
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear  # noqa: E402
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU, SwitchLinear, SwitchMLP  # noqa: E402
@@ -241,4 +241,5 @@ __all__ = [
     "model_classes",
     "packing_of",
     "rope_utils",
+    "swiglu",
 ]

@@ -33,8 +33,10 @@ from ingot.cache.records import RecordForm
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
+from ingot.kernels.gpu.launcher import begin_mlx_compilation
+from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
 from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, slower_parts, steps_part
-from ingot.models.checkpoint import evaluate_in_pieces
+from ingot.models.checkpoint import evaluate_in_pieces, pause
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
@@ -265,6 +267,7 @@ def load_model_adapter(
     """
     try:
         stated = load_config(folder)
+        compilation = begin_mlx_compilation(device, CompilationNeeds.of(stated, dtype))
         whole = load_config(folder) if with_vision else {}
         classes = model_classes_for(folder, stated)
         model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
@@ -284,6 +287,8 @@ def load_model_adapter(
     mx.clear_cache()  # of buffers that weights were read into before they were put in order
     model.eval()
     tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
+    if compilation is not None:
+        compilation.wait(pause)
     exact = dtype is not None
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
     if sharing is not None:

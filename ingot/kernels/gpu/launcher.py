@@ -41,10 +41,10 @@ from ingot.kernels.gpu.kernel_source import (
     kernel_text,
     leading_inputs,
 )
+from ingot.kernels.gpu.mlx_kernels import CompilationNeeds, MlxCompilation, MlxKernelFolder
 from ingot.kernels.gpu.nvrtc import (
     DEFAULT_CUBIN_FOLDER,
     CubinCache,
-    MlxKernelFolder,
     Nvrtc,
     NvrtcError,
     cubin_key,
@@ -141,6 +141,14 @@ def compile_kernels(device: Device, rehearsed: RehearsedWork) -> None:
         run.prepare(rehearsal.kinds)
 
 
+def begin_mlx_compilation(device: Device, needs: CompilationNeeds) -> MlxCompilation | None:
+    """Have MLX compile kernels in other processes that such a model is going to need, where MLX compiles any."""
+    run = kernel_launcher(device)
+    if not isinstance(run, CudaLauncher) or run.kernel_folder is None:
+        return None
+    return MlxCompilation.begin(run.kernel_folder, needs, int(mx.device_info().get("memory_size", 0)))
+
+
 def compilation_stats(device: Device) -> CompilationStats | None:
     """What was compiled so far; None where we do not compile kernels."""
     run = kernel_launcher(device)
@@ -151,7 +159,7 @@ def _cuda_launcher() -> Launcher:
     try:
         info = mx.device_info()
         target = gpu_architecture(int(info["compute_capability_major"]), int(info["compute_capability_minor"]))
-        return CudaLauncher(Nvrtc.find(), target, _cubin_cache(), MlxLauncher("cuda"), _mlx_kernel_folder())
+        return CudaLauncher(Nvrtc.find(), target, _cubin_cache(), MlxLauncher("cuda"), _mlx_kernel_folder(target))
     except (NvrtcError, AttributeError, KeyError, ValueError) as error:
         return MlxLauncher("cuda", CompilationStats(by_mlx={"all": str(error)}))
 
@@ -164,9 +172,9 @@ def _cubin_cache() -> CubinCache | None:
         return None
 
 
-def _mlx_kernel_folder() -> MlxKernelFolder | None:
+def _mlx_kernel_folder(architecture: str) -> MlxKernelFolder | None:
     try:
-        return MlxKernelFolder.usual()
+        return MlxKernelFolder.usual(architecture)
     except OSError as error:
         log.warning("compiled kernels cannot be put where MLX finds them: %s", error)
         return None
@@ -216,7 +224,7 @@ class CudaLauncher:
     ) -> None:
         """With a `shelf`, launches pass a kernel's name, and its bytes only where MLX does not find that."""
         self._compiler, self._architecture, self._folder, self._otherwise = compiler, architecture, folder, otherwise
-        self._kernel_folder = shelf
+        self.kernel_folder = shelf
         self._runs: dict[Kernel, tuple[Callable[[list[mx.array]], Iterable[mx.array]], _KernelRuns]] = {}
         self._loaded: dict[KernelKind, _LoadedKernel | Exception] = {}
         self.compilation = CompilationStats(None if folder is None else folder.folder)
@@ -308,9 +316,9 @@ class CudaLauncher:
         return self._publish(_LoadedKernel(program, cubin, found=False), key)
 
     def _publish(self, loaded: _LoadedKernel, key: str) -> _LoadedKernel:
-        if self._kernel_folder is not None:
+        if self.kernel_folder is not None:
             try:
-                loaded.lay(self._kernel_folder, key)
+                loaded.lay(self.kernel_folder, key)
             except OSError as error:
                 log.warning("a compiled kernel cannot be put where MLX finds it: %s", error)
         return loaded

@@ -23,7 +23,9 @@ from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.families.description import LatentSpec
 from ingot.models.layers.attention import AttentionInputs, MixedAttention
 from ingot.models.layers.gpu_linear import JoinedLinear
+from ingot.models.layers.modules import adopt_module, swap_each
 from ingot.models.layers.rope import KernelLatentRope
+from ingot.upstream import QuantizedMultiLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,6 +202,24 @@ class LatentAttention(MixedAttention):
             return attended
         by_head = attended.reshape(attended.shape[0], self._heads, -1)
         return self._by_head(self._latent_spec.out_of_latent, by_head).flatten(1)
+
+
+class UnpackedMultiLinear(QuantizedMultiLinear):
+    """Multiplies by the weights of heads after dequantising them, for any number of tokens: MLX takes half a minute to
+    compile its own product with them on CUDA, and they are small."""
+
+    def __call__(self, x: mx.array, transpose: bool = True) -> mx.array:
+        packed = (self.weight, self.scales, self.get("biases"), self.group_size, self.bits, self.mode)
+        weight = mx.dequantize(*packed, dtype=x.dtype)
+        return x @ (weight.swapaxes(-1, -2) if transpose else weight)
+
+
+def unpack_head_linears(model: nn.Module) -> int:
+    """Swap the quantised linear layers with weights for each head; returns how many were swapped."""
+    return swap_each(
+        model,
+        lambda module: adopt_module(module, UnpackedMultiLinear) if type(module) is QuantizedMultiLinear else None,
+    )
 
 
 def _scaled(x: mx.array, module: MixedAttention, name: str | None) -> mx.array:

@@ -33,7 +33,7 @@ from ingot.models.layers.decoder import MixedDecoder, swap_decoders
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
 from ingot.models.layers.graph_parts import join_layer_inputs
-from ingot.models.layers.latent_attention import find_head_products
+from ingot.models.layers.latent_attention import find_head_products, unpack_head_linears
 from ingot.models.layers.mlp import (
     GatedMLP,
     GroupedSwitchGLU,
@@ -263,6 +263,7 @@ def swap_modules(
         join_gated_mlps(model, slower)
         if device.kind == "cuda":
             join_moes(model)
+            unpack_head_linears(model)
         join_layer_inputs(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
