@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.random_models import SHAPES, build, write_tokenizer
+from ingot.cache.disk.backend import DiskBackend
 from ingot.engine.admission import EngineLimits
 from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
@@ -91,10 +92,13 @@ def started(
     proposers: Sequence[Proposer] = (),
     fixed_draft_tokens: int | None = None,
     look: Callable[[Any], None] = lambda adapter: None,
+    change: Callable[[Any], Any] = lambda adapter: adapter,
+    disk: Callable[[], DiskBackend] | None = None,
     specprefill: Callable[[], SpecPrefillSetup] | None = None,
 ) -> Engine:
-    """An engine over the model that `make` gives. That, `look`, which is shown the adapter, and `specprefill`, which
-    makes who scores long prompts, are called in the engine's thread."""
+    """An engine over the model that `make` gives. That, `look`, which is shown the adapter, `change`, which may return
+    another one, `disk`, where prefixes are offloaded to, and `specprefill`, which makes who scores long prompts, are
+    called in the engine's thread."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), config["vocab_size"])
         tokenizer = Tokenizer.load(Path(folder))
@@ -113,6 +117,7 @@ def started(
         if can_compile_steps(adapter.device):
             rehearse_steps(adapter)
         look(adapter)
+        adapter = change(adapter)
         offer = None if specprefill is None else specprefill()
         total = adapter.weight_bytes + int(memory_gb * 1e9)
         budget = MemoryBudget(total, adapter.weight_bytes, adapter.footprint, context=context, widest=2048, rows=64)
@@ -137,6 +142,7 @@ def started(
             proposers=proposers,
             fixed_draft_tokens=fixed_draft_tokens,
             specprefill=offer,
+            disk=None if disk is None else disk(),
         )
 
     return Engine(load, EngineLimits(max_sequences=64))

@@ -93,7 +93,7 @@ def decided(config: dict[str, Any], *, seed: int = 0, dtype: Any = None) -> Any:
     embedding = mx.random.normal((config["vocab_size"], config["hidden_size"]))
     weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": mx.roll(embedding, 1, axis=0)}
     for name, weight in tree_flatten(model.parameters()):
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
             weights[name] = weight / config["num_hidden_layers"]
     model.update(tree_unflatten(list(weights.items())))
     if dtype is not None:

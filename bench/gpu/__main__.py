@@ -48,6 +48,8 @@ SECTIONS = {
     "packed": Section("serving:packed", 70),
     "hybrid": Section("serving:hybrid", 75),
     "long": Section("serving:long", 55),
+    "turn": Section("agents:turn", 150),
+    "mtp": Section("agents:mtp", 90),
 }
 
 FAMILY, FAMILY_LIMIT_S = "family/", 120

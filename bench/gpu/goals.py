@@ -47,6 +47,9 @@ GOALS = {
     "attention, 1K to 16K mixed, over alike": Goal(least=0.8),
     "attention, width 4 at 32K, over width 1": Goal(most=1.15),
     "attention, width 8 at 32K, over width 1": Goal(most=1.3),
+    "qwen3.5-moe, 87000 tokens, next turn from memory over computing": Goal(least=62),
+    "qwen3.5-moe, 87000 tokens, next turn from disk over computing": Goal(least=62),
+    "qwen3.5 4-bit, 1 stream with a head that is right in 80%": Goal(least=1.6),
     "first token of 64 beside a prompt of 32K": Goal(most=300),
     "memory of 1 x 32K + 7 x 256, over what they hold": Goal(most=1.25),
 }

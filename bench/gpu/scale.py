@@ -14,6 +14,7 @@ class Scale:
     output: int = 96
     streams: tuple[int, ...] = (1, 8, 32)
     long: int = 32768
+    turn: int = 87_000  # tokens of an agent's conversation
     rows: int = 8  # of attention
     depth: int = 8192
     wide_depth: int = 32768
@@ -34,7 +35,7 @@ class Scale:
 FULL = Scale()
 QUICK = Scale(output=32, streams=(1, 8), repeats=10)
 TINY = Scale(
-    prompt=12, output=4, streams=(1, 2), long=200, rows=2, depth=100, wide_depth=80, repeats=1, tokens=70,
+    prompt=12, output=4, streams=(1, 2), long=200, turn=700, rows=2, depth=100, wide_depth=80, repeats=1, tokens=70,
     memory_gb=0.2, tiny=True,
 )  # fmt: skip
 

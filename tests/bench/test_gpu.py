@@ -41,7 +41,7 @@ def test_a_goal_is_a_bound_on_one_side() -> None:
 
 
 @emulated
-@pytest.mark.parametrize("name", ["attention", "delta", "recurrent", "dense", "hybrid", "long"])
+@pytest.mark.parametrize("name", ["attention", "delta", "recurrent", "dense", "hybrid", "long", "turn", "mtp"])
 def test_a_section_finds_figures(name: str) -> None:
     found = list(gpu.work_of(name)(TINY))
     assert len(found) >= 3 and all(figure.value > 0 for figure in found)
