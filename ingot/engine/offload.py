@@ -197,8 +197,8 @@ ONLOAD_PATIENCE_S: Final = 30.0
 """After which a sequence no longer waits for its records."""
 ONLOAD_PAUSE_S: Final = 0.002
 """How long a step with nothing to compute waits for a record."""
-FIRST_READING_SPEED: Final = 5e8
-"""Assumed bytes a second, before any record was read."""
+FIRST_READING_SPEED: Final = 2e9
+"""Assumed bytes a second, before any record was read: an SSD's."""
 SPEED_RECOVERY: Final = 1.1
 
 

@@ -146,7 +146,7 @@ def begin_mlx_compilation(device: Device, needs: CompilationNeeds) -> MlxCompila
     run = kernel_launcher(device)
     if not isinstance(run, CudaLauncher) or run.kernel_folder is None:
         return None
-    return MlxCompilation.begin(run.kernel_folder, needs, int(mx.device_info().get("memory_size", 0)))
+    return MlxCompilation.begin(run.kernel_folder, needs, device.memory)
 
 
 def compilation_stats(device: Device) -> CompilationStats | None:

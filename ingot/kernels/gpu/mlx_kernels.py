@@ -35,8 +35,8 @@ NO_BYTES_HASH: Final = 0x553E93901E462A6E
 GRAPH_EXTENSION: Final = "graph extension"
 """The task that compiles no kernel, but the extension that launches graphs."""
 MOST_PROCESSES: Final = 8
-BYTES_A_PROCESS: Final = 8 << 30
-"""Of the device's memory, for each process that compiles: it takes a sixteenth of that."""
+BYTES_A_PROCESS: Final = 4 << 30
+"""Of the device's free memory, for each process that compiles: it takes an eighth of that."""
 COMPILING_LIMIT_S: Final = 120.0
 """After which a process that compiles ahead is not waited for."""
 
@@ -85,6 +85,7 @@ class CompilationNeeds:
 
     dtype: str  # of activations, as mlx calls it
     experts: bool = False
+    gelu: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any], dtype: str | None) -> CompilationNeeds:
@@ -92,12 +93,15 @@ class CompilationNeeds:
         inner = {**config, **(config.get("text_config") or {})}
         stated = str(dtype or inner.get("dtype") or inner.get("torch_dtype") or "bfloat16").rsplit(".", 1)[-1]
         experts = any("experts" in name and isinstance(value, int) and value > 1 for name, value in inner.items())
-        return cls(stated if stated in ("float16", "float32") else "bfloat16", experts)
+        activation = str(inner.get("hidden_activation") or inner.get("hidden_act") or inner.get("model_type"))
+        gelu = any(word in activation for word in ("gelu", "gemma"))
+        return cls(stated if stated in ("float16", "float32") else "bfloat16", experts, gelu)
 
     @property
     def tasks(self) -> list[str]:
         """Names of tasks, those that take longest first."""
-        kinds = [kind for kind in RECIPES if self.experts or not kind.startswith("experts ")]
+        needed = {"experts": self.experts, "gelu": self.gelu, "silu": not self.gelu}
+        kinds = [kind for kind in RECIPES if needed.get(kind.partition(" ")[0], True)]
         return [GRAPH_EXTENSION, *(f"{kind} {self.dtype}" for kind in kinds)]
 
 
@@ -149,57 +153,62 @@ def _start_worker(folder: Path, tasks: Sequence[str]) -> subprocess.Popen[bytes]
     )
 
 
-def _recipes() -> dict[str, Callable[[Any], list[Any]]]:
-    """What to compute for a kind of task, by the dtype of activations. A list is one module of MLX's, or a few."""
+def _recipes() -> dict[str, Callable[[Any], Any]]:
+    """What to compute for a kind of task, by the dtype of activations. The first word of a kind says which models need
+    it, if not all do."""
 
-    def rows(table: str | None, index: str) -> Callable[[Any], list[Any]]:
+    def rows(table: str | None, index: str) -> Callable[[Any], Any]:
         """Rows of a table: of embeddings, of their packed weights, or of what belongs to tokens."""
+        return lambda dtype: _zeros(table or dtype, 8, 16)[_zeros(index, 4)]
 
-        def make(dtype: Any) -> list[Any]:
+    def chosen(scores: str | None, index: str) -> Callable[[Any], Any]:
+        """Numbers of each token, such as the scores of the experts that a router chose."""
+
+        def make(dtype: Any) -> Any:
             import mlx.core as mx
 
-            values = mx.zeros((8, 16), dtype if table is None else getattr(mx, table))
-            return [values[mx.zeros(4, getattr(mx, index))]]
+            return mx.take_along_axis(_zeros(scores or dtype, 1, 4, 8), _zeros(index, 1, 4, 2), axis=-1)
 
         return make
 
-    def chosen(scores: str | None, index: str) -> Callable[[Any], list[Any]]:
-        """The scores of the experts that a router chose."""
+    def gate(form: str | None) -> Callable[[Any], Any]:
+        """Gates that mlx-lm has MLX fuse."""
 
-        def make(dtype: Any) -> list[Any]:
-            import mlx.core as mx
-
-            values = mx.zeros((1, 4, 8), dtype if scores is None else getattr(mx, scores))
-            return [mx.take_along_axis(values, mx.zeros((1, 4, 2), getattr(mx, index)), axis=-1)]
-
-        return make
-
-    def gate(form: str | None) -> Callable[[Any], list[Any]]:
-        """The gates of an MLP, which mlx-lm has MLX fuse."""
-
-        def make(dtype: Any) -> list[Any]:
-            import mlx.core as mx
-
+        def make(dtype: Any) -> Any:
             from ingot.upstream import swiglu
 
-            found = mx.zeros((16, 64), dtype if form is None else getattr(mx, form))
-            return [swiglu(found, found + 1)]
+            return swiglu(_zeros(form or dtype, 16, 64), _zeros(form or dtype, 16, 64) + 1)
 
         return make
 
+    def gelu(dtype: Any) -> Any:
+        from mlx import nn
+
+        return nn.gelu_approx(_zeros(dtype, 16, 64))
+
     return {
+        "numbers by int32": chosen(None, "int32"),
         "experts scores by uint32": chosen(None, "uint32"),
-        "experts scores by int32": chosen(None, "int32"),
         "experts float scores by int32": chosen("float32", "int32"),
         "experts float scores by uint32": chosen("float32", "uint32"),
-        "gate": gate(None),
+        "gelu": gelu,
+        "silu gate": gate(None),
         "experts float gate": gate("float32"),
         "rows by int32": rows(None, "int32"),
         "packed rows by int32": rows("uint32", "int32"),
         "rows by uint32": rows(None, "uint32"),
         "packed rows by uint32": rows("uint32", "uint32"),
+        "float rows by uint32": rows("float32", "uint32"),
+        "places": lambda dtype: _zeros(dtype, 8, 16)[_zeros("int64", 4), _zeros("int64", 4)],
         "experts numbers by uint32": rows("int32", "uint32"),
+        "experts bytes by uint32": rows("uint8", "uint32"),
     }
+
+
+def _zeros(dtype: Any, *shape: int) -> Any:
+    import mlx.core as mx
+
+    return mx.zeros(shape, getattr(mx, dtype) if isinstance(dtype, str) else dtype)
 
 
 RECIPES: Final = _recipes()

@@ -379,7 +379,7 @@ def unpacking_kernel() -> Kernel:
 
 
 class UnpackScratch(Launched):
-    """Room for the largest layer's weights, in a format. Whoever takes it waits for whoever had it before."""
+    """Room for unpacked weights, in a format. Whoever takes it waits for whoever had it before."""
 
     def __init__(self, run: Launcher, room: mx.array) -> None:
         """`room` [weights] is written in place."""
@@ -391,10 +391,15 @@ class UnpackScratch(Launched):
         return self._room.nbytes
 
     def covers(self, weights: PackedWeights) -> bool:
-        return weights.dtype == self._room.dtype and weights.size <= self._room.size
+        """Whether there is room for all of them, or for a good part at a time."""
+        return weights.dtype == self._room.dtype and self._room.size >= min(weights.outputs, 64) * weights.columns
 
     def multiply(self, x: mx.array, weights: PackedWeights) -> mx.array:
         """x [rows, columns] times weights that are covered: [rows, outputs]."""
+        if weights.size > self._room.size:
+            step = self._room.size // weights.columns
+            parts = [weights.part(slice(begin, begin + step)) for begin in range(0, weights.outputs, step)]
+            return mx.concatenate([self.multiply(x, part) for part in parts], axis=-1)
         y = self.unpacked(x, weights) @ self._room[: weights.size].reshape(weights.outputs, weights.columns).T
         # A number of its own, not a view: that would hold all of the product until the next one.
         self._after = y.reshape(-1)[:1] + 0

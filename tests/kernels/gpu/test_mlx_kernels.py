@@ -23,7 +23,10 @@ from ingot.kernels.gpu.mlx_kernels import (
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.gpu.test_launcher import CudaLauncherDevice, halve
 
-KERNEL_TASKS = sorted({*CompilationNeeds("bfloat16", experts=True).tasks} - {GRAPH_EXTENSION})
+KERNEL_TASKS = sorted(
+    {task for gelu in (True, False) for task in CompilationNeeds("bfloat16", experts=True, gelu=gelu).tasks}
+    - {GRAPH_EXTENSION}
+)
 
 
 @pytest.fixture
@@ -120,7 +123,7 @@ def test_a_task_computes_something_small(task: str) -> None:
 def test_models_without_experts_need_no_routers() -> None:
     dense, mixture = (CompilationNeeds("bfloat16", experts=experts).tasks for experts in (False, True))
     assert {*dense} < {*mixture}
-    assert not any("scores" in task for task in dense)
+    assert not any("experts" in task for task in dense)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,7 @@ def test_models_without_experts_need_no_routers() -> None:
         ),
         ({"torch_dtype": "float16"}, "float32", CompilationNeeds("float32")),
         ({"torch_dtype": "something"}, None, CompilationNeeds("bfloat16")),
+        ({"hidden_activation": "gelu_pytorch_tanh"}, None, CompilationNeeds("bfloat16", gelu=True)),
     ],
 )
 def test_a_config_says_what_a_model_needs(

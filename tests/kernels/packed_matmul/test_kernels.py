@@ -38,7 +38,14 @@ def test_layers_take_turns_though_nobody_waited_for_their_products() -> None:
         assert off(y, exact(x, layer)) < 1e-5
 
 
-def test_weights_that_do_not_fit_or_are_in_another_format_are_not_covered() -> None:
+def test_weights_that_do_not_fit_are_multiplied_a_part_at_a_time() -> None:
+    weights = packed(PackedFormat(4, 64), 200, 128, mx.float32)
+    room, x = UnpackScratch(Emulator(), mx.zeros(70 * 128, mx.float32)), activations(9, 128, mx.float32)
+    assert room.covers(weights)
+    assert off(room.multiply(x, weights), exact(x, weights)) < 1e-5
+
+
+def test_weights_of_which_hardly_any_fit_or_in_another_format_are_not_covered() -> None:
     weights = packed(PackedFormat(4, 64), 12, 128, mx.float32)
     assert UnpackScratch(Emulator(), mx.zeros(weights.size, mx.float32)).covers(weights)
     assert not UnpackScratch(Emulator(), mx.zeros(weights.size - 1, mx.float32)).covers(weights)
