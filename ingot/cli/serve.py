@@ -77,7 +77,7 @@ def run_serve(arguments: list[str]) -> int:
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
     add_settings(parser)
     namespace = parser.parse(arguments)
-    config = settings_from_arguments(namespace)
+    config = settings_from_arguments(namespace, ambient=True)
     entries = model_entries(config.settings, model_kind)
     if "print_config" in vars(namespace):
         from ingot.cli.show_config import format_config
@@ -87,6 +87,8 @@ def run_serve(arguments: list[str]) -> int:
     entries = entries or single_model_entries(config.settings, model_kind(config.settings.model, config.settings))
     require_extras(entries)
     require_folders(entries)
+    for note in config.notes:
+        log.info("%s", note)
     here = read_rank_config(os.environ)
     hosts = find_group_hosts(config.settings) if here is None else None
     if here is not None or hosts is not None:
@@ -94,9 +96,9 @@ def run_serve(arguments: list[str]) -> int:
     if hosts is not None:
         return supervise_group(config.settings, hosts, arguments)
     if here is not None:
-        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace).settings)
+        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace, ambient=True).settings)
         return 0
-    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace).settings)
+    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace, ambient=True).settings)
     return 0
 
 

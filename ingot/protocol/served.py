@@ -145,6 +145,7 @@ class ServedModel:
     grammars: Grammars
     thinking: bool | None = None  # what holds where a request says nothing; None: what the template does
     thinking_budget: int | None = None
+    max_tokens: int | None = None  # of an answer, likewise
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen, where a request says nothing
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, likewise
     history: TemplateHistory = "stable"  # how past turns are rendered, where a request says nothing
@@ -195,6 +196,7 @@ class ServedModel:
             grammars=Grammars(tokenizer, card.vocab),
             thinking={"on": True, "off": False}.get(settings.thinking),
             thinking_budget=settings.thinking_budget,
+            max_tokens=settings.max_tokens,
             sampling=sampling,
             variables=default_variables(settings, terms),
             history=cast(TemplateHistory, settings.template_history),
