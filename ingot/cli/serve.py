@@ -368,6 +368,7 @@ def ready_record(
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
         *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
+        *([f"lossy: {', '.join(card.lossy)}"] if card.lossy else []),
     )
     theirs = [f"{other.name}: {note}" for other in further for note in other.notes]
     notes = [f"note: {note}" for note in (*card.notes, *theirs, *(_format_guess_note(found) if chats else [NO_CHAT]))]

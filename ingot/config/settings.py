@@ -325,6 +325,13 @@ class SettingsTable:
         high=60_000.0,
     )
     prefill_chunk: int = setting(2048, "maximum number of prompt tokens in a step", low=1, high=1 << 20)
+    moe_top_k: int | None = setting(
+        None,
+        "let each token have only so many experts of a mixture, fewer than the model's own number: faster, but answers "
+        "are others, and worse",
+        low=1,
+        high=1024,
+    )
     speculate: str = setting(
         "auto",
         "what proposes draft tokens for speculative decoding: auto for whatever the model has, off, or some of "
