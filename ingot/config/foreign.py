@@ -124,9 +124,9 @@ def switches_off(name: str) -> bool:
     return re.match(r"(--?|INGOT_)?(no|disable)[-_]", name, re.IGNORECASE) is not None
 
 
-def translated_name(table: str, name: str) -> str | None:
-    """What a value of other servers is here, by a table of values: `minimax` among tool parsers is `minimax-m2`."""
-    return read_table()[1][table].get(name.lower().replace("-", "_")) or read_table()[1][table].get(name)
+def translated_value(table: str, value: str) -> str | None:
+    """What a value of other servers is here, by a table of [values]: `minimax` among tool parsers is `minimax-m2`."""
+    return read_table()[1][table].get(value.lower())
 
 
 def put_as_ours(found: ForeignName, value: Any) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def _count(text: str) -> str | None:
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kmgKMG]?)", text.strip())
     if match is None:
         raise ConfigError(f"{text[:100]!r} is not a whole number")
-    power = "kmg".find(match[2].lower()) + 1
-    scaled = float(match[1]) * (1000**power if match[2].islower() else 1024**power)
+    power = " kmg".index(match[2].lower() or " ")
+    scaled = float(match[1]) * (1000 if match[2].islower() else 1024) ** power
     return str(int(scaled)) if scaled.is_integer() else text
 
 
