@@ -70,7 +70,10 @@ def alias_problem(aliases: tuple[str, ...]) -> str | None:
     for alias in aliases:
         name, equals, target = alias.partition("=")
         if not (name and equals and target) or not alias.isprintable() or len(alias) > 512:
-            return f"{alias[:100]!r} is not an alias; write it like gpt-4o=default or claude-*=default"
+            return (
+                f"{alias[:100]!r} is not an alias; write it like gpt-4o=default or claude-*=default, or name the model "
+                "itself with --served-model-name"
+            )
     return None
 
 
