@@ -56,10 +56,10 @@ def run_bench(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_bench_usage())
         return 0
+    if arguments[0] not in BENCH_SUBJECTS and (near := nearest_name(arguments[0], BENCH_SUBJECTS)) is not None:
+        raise ConfigError(f"unknown subject {arguments[0]}; did you mean {near}?")
     if arguments[0] not in BENCH_SUBJECTS:
-        near = nearest_name(arguments[0], BENCH_SUBJECTS)
-        hint = f"did you mean {near}?" if near else f"try: {', '.join(BENCH_SUBJECTS)}"
-        raise ConfigError(f"unknown subject {arguments[0]}; {hint}")
+        return run_bench_serve(arguments)  # of a MODEL, as other servers have it
     if arguments[0] == "serve":
         return run_bench_serve(arguments[1:])
     code: int = importlib.import_module("ingot.cli.bench_speculation").run_bench_speculate(arguments[1:])
@@ -68,7 +68,7 @@ def run_bench(arguments: list[str]) -> int:
 
 def _bench_usage() -> str:
     rows = "\n".join(f"  {name:<10} {about} (ingot bench {name} --help)" for name, about in BENCH_SUBJECTS.items())
-    return f"usage: ingot bench SUBJECT [FLAGS]\n\n{rows}"
+    return f"usage: ingot bench SUBJECT [FLAGS]\n\n{rows}\n\n`ingot bench MODEL` is `ingot bench serve MODEL`."
 
 
 MODEL_HELP = "a model to serve here, instead of a running server"
@@ -143,7 +143,7 @@ def add_bench_flags(parser: CommandParser, output_tokens: int, seed: int) -> Non
     """Those that every benchmark of a server has."""
     parser.flag("--url", metavar="URL", help=f"the running server (default: {DEFAULT_URL})")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
-    parser.flag("--output-tokens", metavar="N", help=f"answer length (default: {output_tokens})")
+    parser.flag("--output-tokens", "--max-tokens", metavar="N", help=f"answer length (default: {output_tokens})")
     parser.flag("--seed", metavar="N", help=f"seed of the prompts (default: {seed})")
     parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
     parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")
