@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 
 ABOUT_SERVE = (
-    "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
+    "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address. "
+    "Flags of vLLM, vllm-mlx, mlx-lm and llama-server are understood, too (docs/coming-from.md)."
 )
 INTERRUPTED = 130
 RESTARTS_VARIABLE: Final = "INGOT_RESTARTS"
