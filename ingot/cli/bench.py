@@ -8,6 +8,7 @@ plot.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -28,6 +29,7 @@ from typing import Any, TypeVar, cast
 from ingot.cli.client import ServerClient, ServerError, chunk_delta
 from ingot.cli.flags import (
     DEFAULT_URL,
+    LOCAL_SECTIONS,
     CommandParser,
     add_settings,
     number_flag,
@@ -36,6 +38,8 @@ from ingot.cli.flags import (
     settings_from_arguments,
     timeout_flag,
 )
+from ingot.config import SETTINGS, Settings
+from ingot.config.foreign import find_foreign
 from ingot.errors import ConfigError, nearest_name
 from ingot.extras import require_extra
 from ingot.version import __version__
@@ -43,7 +47,7 @@ from ingot.version import __version__
 T = TypeVar("T")
 
 BENCH_SUBJECTS = {
-    "serve": "measure a running server under several loads",
+    "serve": "measure a server, running or started here, under several loads",
     "speculate": "measure what speculation gains, on several kinds of work",
 }
 
@@ -52,10 +56,10 @@ def run_bench(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_bench_usage())
         return 0
+    if arguments[0] not in BENCH_SUBJECTS and (near := nearest_name(arguments[0], BENCH_SUBJECTS)) is not None:
+        raise ConfigError(f"unknown subject {arguments[0]}; did you mean {near}?")
     if arguments[0] not in BENCH_SUBJECTS:
-        near = nearest_name(arguments[0], BENCH_SUBJECTS)
-        hint = f"did you mean {near}?" if near else f"try: {', '.join(BENCH_SUBJECTS)}"
-        raise ConfigError(f"unknown subject {arguments[0]}; {hint}")
+        return run_bench_serve(arguments)  # of a MODEL, as other servers have it
     if arguments[0] == "serve":
         return run_bench_serve(arguments[1:])
     code: int = importlib.import_module("ingot.cli.bench_speculation").run_bench_speculate(arguments[1:])
@@ -64,12 +68,13 @@ def run_bench(arguments: list[str]) -> int:
 
 def _bench_usage() -> str:
     rows = "\n".join(f"  {name:<10} {about} (ingot bench {name} --help)" for name, about in BENCH_SUBJECTS.items())
-    return f"usage: ingot bench SUBJECT [FLAGS]\n\n{rows}"
+    return f"usage: ingot bench SUBJECT [FLAGS]\n\n{rows}\n\n`ingot bench MODEL` is `ingot bench serve MODEL`."
 
 
+MODEL_HELP = "a model to serve here, instead of a running server"
 ABOUT_BENCH_SERVE = (
-    "Measure a running OpenAI-compatible server: time to first token (TTFT), time between tokens (ITL) and "
-    "throughput, at several numbers of concurrent streams."
+    "Measure an OpenAI-compatible server, running or started here with a MODEL: time to first token (TTFT), time "
+    "between tokens (ITL) and throughput, at several numbers of concurrent streams."
 )
 
 
@@ -84,14 +89,15 @@ def run_bench_serve(arguments: list[str]) -> int:
     if plot_to:
         require_plotting(plot_to)
 
-    client = ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
-    target = prepare_target(client, plan)
-    print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
-    print(load_table_head())
     levels: list[LoadLevel] = []
-    for concurrency in plan.concurrency:
-        levels.append(run_level(target, plan, concurrency))
-        print(load_table_row(levels[-1]), flush=True)
+    with contextlib.ExitStack() as stack:
+        client = measured_server(flags, settings, stack)
+        target = prepare_target(client, plan)
+        print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
+        print(load_table_head())
+        for concurrency in plan.concurrency:
+            levels.append(run_level(target, plan, concurrency))
+            print(load_table_row(levels[-1]), flush=True)
     if json_to:
         write_json(json_to, load_report(target, plan, levels))
     if plot_to:
@@ -99,8 +105,26 @@ def run_bench_serve(arguments: list[str]) -> int:
     return _report_load_errors(levels)
 
 
+def measured_server(flags: Mapping[str, Any], settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
+    """A client of the running server, or of one that is started here and lives as long as `stack`."""
+    if flags.get("model") is not None:
+        if "url" in flags:
+            raise ConfigError("--url names a running server and MODEL one to start: give one of them")
+        from ingot.cli.serve import local_server
+
+        return ServerClient(stack.enter_context(local_server(settings)), settings.api_key, timeout=timeout_flag(flags))
+    for name in flags:
+        foreign = find_foreign(name) if name.startswith("-") else None
+        known = SETTINGS.get(name if foreign is None else foreign.row.to)
+        if known is not None and name != "model" and known.section in LOCAL_SECTIONS:
+            flag = known.flag if foreign is None else name
+            raise ConfigError(f"{flag} configures a model that is served here: it needs a MODEL")
+    return ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
+
+
 def _bench_serve_parser() -> CommandParser:
     parser = CommandParser("bench serve", ABOUT_BENCH_SERVE)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     defaults = LoadPlan()
     levels = ",".join(map(str, defaults.concurrency))
     add_bench_flags(parser, defaults.output_tokens, defaults.seed)
@@ -111,7 +135,7 @@ def _bench_serve_parser() -> CommandParser:
     parser.flag("--requests", metavar="N", help=f"requests a level (default: {REQUESTS_PER_STREAM} a stream)")
     parser.flag("--warmup", metavar="N", help=f"requests before each level (default: {defaults.warmup})")
     parser.flag("--plot", metavar="FILE", type=Path, help="plot the figures here (.png, .svg or .pdf)")
-    add_settings(parser, ("the rest",))
+    add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
     return parser
 
 
@@ -119,7 +143,7 @@ def add_bench_flags(parser: CommandParser, output_tokens: int, seed: int) -> Non
     """Those that every benchmark of a server has."""
     parser.flag("--url", metavar="URL", help=f"the running server (default: {DEFAULT_URL})")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
-    parser.flag("--output-tokens", metavar="N", help=f"answer length (default: {output_tokens})")
+    parser.flag("--output-tokens", "--max-tokens", metavar="N", help=f"answer length (default: {output_tokens})")
     parser.flag("--seed", metavar="N", help=f"seed of the prompts (default: {seed})")
     parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
     parser.flag("--json", metavar="FILE", type=Path, help="write all figures here")

@@ -15,18 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ingot.cli.bench import add_bench_flags, run_concurrently, write_json
+from ingot.cli.bench import MODEL_HELP, add_bench_flags, measured_server, run_concurrently, write_json
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.flags import (
-    DEFAULT_URL,
     CommandParser,
     add_settings,
     number_flag,
     require_parent_folder,
     settings_from_arguments,
-    timeout_flag,
 )
-from ingot.config import FOREIGN_SETTINGS, SETTINGS, Settings
 from ingot.errors import ConfigError, nearest_name
 from ingot.version import __version__
 
@@ -48,7 +45,7 @@ def run_bench_speculate(arguments: list[str]) -> int:
     if "json" in flags:
         require_parent_folder(flags["json"])
     with contextlib.ExitStack() as stack:
-        client = _speculation_client(flags, settings, stack)
+        client = measured_server(flags, settings, stack)
         proposers = offered_proposers(client)
         print(f"{client.url}: {', '.join(proposers)} against plain decoding, {plan.rounds} rounds of {plan.streams}")
         print(OUTCOME_HEAD)
@@ -65,13 +62,12 @@ def run_bench_speculate(arguments: list[str]) -> int:
 def _bench_speculate_parser() -> CommandParser:
     parser = CommandParser("bench speculate", ABOUT_BENCH_SPECULATE)
     defaults = SpeculationPlan()
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model to serve here, instead of a running server")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     add_bench_flags(parser, defaults.output_tokens, defaults.seed)
     parser.flag("--workloads", metavar="A,B", help=f"some of: {', '.join(WORKLOADS)} (default: all)")
     parser.flag("--rounds", metavar="N", help=f"rounds of each workload (default: {defaults.rounds})")
     parser.flag("--streams", metavar="N", help=f"questions at once (default: {defaults.streams})")
-    foreign = {known.section for known in FOREIGN_SETTINGS.values()}
-    add_settings(parser, (*LOCAL_SECTIONS, *foreign, "the rest"))
+    add_settings(parser, (*LOCAL_SECTIONS, "the rest"))
     return parser
 
 
@@ -94,21 +90,6 @@ def _check_workload(name: str) -> str:
     near = nearest_name(name, WORKLOADS)
     hint = f"; did you mean {near}?" if near else ""
     raise ConfigError(f"--workloads: {name[:100]!r} is not one of {', '.join(WORKLOADS)}{hint}")
-
-
-def _speculation_client(flags: Mapping[str, Any], settings: Settings, stack: contextlib.ExitStack) -> ServerClient:
-    """A client of the running server, or of one that is started here and lives as long as `stack`."""
-    if flags.get("model") is not None:
-        if "url" in flags:
-            raise ConfigError("--url names a running server and MODEL one to start: give one of them")
-        from ingot.cli.serve import local_server
-
-        return ServerClient(stack.enter_context(local_server(settings)), settings.api_key, timeout=timeout_flag(flags))
-    known = {**SETTINGS, **FOREIGN_SETTINGS}
-    for name in flags:
-        if name != "model" and name in known and known[name].section not in ("the rest", "the HTTP server"):
-            raise ConfigError(f"{known[name].flag} configures a model that is served here: it needs a MODEL")
-    return ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
 
 
 def _outcome_row(outcome: SpeculationOutcome) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from ingot.config import FOREIGN_SETTINGS, SETTINGS, Config, Setting, load_config
-from ingot.config.sources import ALL_SETTINGS
+from ingot.config import SETTINGS, Config, Setting, load_config
+from ingot.config.foreign import ForeignName, find_foreign, nearest_known, put_as_ours
 from ingot.errors import ConfigError, nearest_name
 from ingot.observe.logs import set_up_logging
 
-SETTING_SECTIONS = tuple(dict.fromkeys(option.section for option in ALL_SETTINGS.values()))
+SETTING_SECTIONS = tuple(dict.fromkeys(option.section for option in SETTINGS.values()))
 LAST_SECTION = list(SETTINGS.values())[-1].section
 LOCAL_SECTIONS: Final = ("the model", "the engine")
 """Settings of how to run a model: useless where a running server is asked."""
@@ -24,7 +25,8 @@ LARGEST_FLAG_VALUE: Final = 1 << 20
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse that suggests the nearest flag for an unknown one. Every mistake is a ConfigError."""
+    """argparse that suggests the nearest flag for an unknown one, and that takes flags of other servers where it has
+    the settings that they stand for. Every mistake is a ConfigError."""
 
     def __init__(self, command: str, about: str) -> None:
         super().__init__(
@@ -35,6 +37,7 @@ class CommandParser(argparse.ArgumentParser):
             formatter_class=_HelpFormatter,
         )
         self.flags: list[str] = []
+        self.settings: set[str] = set()
         self.groups: dict[str, argparse._ArgumentGroup] = {}
         self.flag("-h", "--help", action="help", help="show this")
 
@@ -48,22 +51,80 @@ class CommandParser(argparse.ArgumentParser):
         self.flags += [*names, *(f"--no-{name.removeprefix('--')}" for name in names if switch)]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        namespace, unknown = self.parse_known_args(arguments)
+        own, foreign = self._without_foreign(arguments) if self.settings else (list(arguments), {})
+        namespace, unknown = self.parse_known_args(own)
         if unknown:
             self.error(self._unknown(unknown))
+        for name in [name for name, (known, _) in foreign.items() if known.row.to == "model"]:
+            self._set_model(namespace, *foreign.pop(name))
+        vars(namespace).update({name: value for name, (_, value) in foreign.items()})
         return namespace
+
+    def _put_as_ours(self, known: ForeignName, text: str | None) -> dict[str, Any]:
+        try:
+            return put_as_ours(known, text)
+        except ConfigError as error:
+            self.error(f"{known.name}: {error.message}")
+
+    def _set_model(self, namespace: argparse.Namespace, known: ForeignName, text: str | None) -> None:
+        """MODEL by a flag of other servers."""
+        model = self._put_as_ours(known, text)["model"]
+        if getattr(namespace, "model", None) not in (None, model):
+            self.error(f"{known.name} and MODEL say different things: give one of them")
+        namespace.model = model
+
+    def _without_foreign(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, tuple[ForeignName, str | None]]]:
+        """The arguments that are ours, and the values of other servers' flags, as they were written."""
+        own: list[str] = []
+        foreign: dict[str, tuple[ForeignName, str | None]] = {}
+        words = list(arguments)
+        while words and words[0] != "--":
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            known = None if name in self.flags or not re.match(r"--?[a-zA-Z]", name) else find_foreign(name)
+            if known is None:
+                own.append(word)
+                continue
+            self._refuse_useless(known)
+            if known.row.does == "refused":
+                self._put_as_ours(known, value if equals else None)
+                continue
+            values = [value] if equals else _take_values(known, words)
+            if values == [] and known.takes_value:
+                self.error(f"{name}: expected a value")
+            if known.row.takes == "many" and name in foreign:
+                values.insert(0, foreign[name][1] or "")
+            foreign[name] = known, ",".join(values) if values else None
+        return own + words, foreign
+
+    def _refuse_useless(self, known: ForeignName) -> None:
+        """A flag that stands for a setting which this command does not have."""
+        wanted = known.row.to or "max_sequences"
+        positional = any(action.dest == wanted and not action.option_strings for action in self._actions)
+        if wanted not in self.settings or (SETTINGS[wanted].positional and not positional):
+            what = f" ({SETTINGS[wanted].flag} here)" if known.row.to and not SETTINGS[wanted].positional else ""
+            self.error(f"{known.name}{what} is for a command that runs a model, such as `ingot serve`")
 
     def _unknown(self, unknown: list[str]) -> str:
         name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         if not name.startswith("-"):
             return f"unexpected argument {name!r}"
-        if (option := SETTINGS.get(name[2:].replace("-", "_"))) and option.positional:
-            return f"unknown flag {name}; give it without a flag: {self.prog} {option.positional}"
-        near = nearest_name(name, self.flags)
+        near = nearest_known(name, self.flags) if self.settings else nearest_name(name, self.flags)
         return f"unknown flag {name}; " + (f"did you mean {near}?" if near else f"see {self.prog} --help")
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
+
+
+def _take_values(known: ForeignName, words: list[str]) -> list[str]:
+    """The words behind a flag that are its values, taken from `words`."""
+    values: list[str] = []
+    optional = known.row.takes == "optional" and not known.negated
+    while words and (known.takes_value or optional) and (known.row.takes == "many" or not values):
+        if re.match(r"--?[a-zA-Z]", words[0]) or words[0] == "--" or (optional and not known.may_have(words[0])):
+            break
+        values.append(words.pop(0))
+    return values
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -93,11 +154,14 @@ def choose_action(command: str, actions: Mapping[str, str], arguments: Sequence[
 def add_settings(
     parser: CommandParser, sections: Iterable[str] = SETTING_SECTIONS, leave_out: Collection[str] = ()
 ) -> None:
-    """A flag for each setting, in the settings' order and sections, and `--config`. Other servers' names come last."""
+    """A flag for each setting, in the settings' order and sections, and `--config`. A command's own flag of the same
+    name comes first."""
     wanted = set(sections)
-    for option in ALL_SETTINGS.values():
-        if option.section in wanted and option.name not in leave_out and option.positional is None:
-            parser.flag(option.flag, *option.also, section=option.section, **_flag_options(option))
+    for option in SETTINGS.values():
+        if option.section in wanted and option.name not in leave_out:
+            parser.settings.add(option.name)
+            if option.positional is None and option.flag not in parser.flags:
+                parser.flag(option.flag, section=option.section, **_flag_options(option))
     parser.flag(
         "--config",
         section=LAST_SECTION,
@@ -111,23 +175,23 @@ def _flag_options(option: Setting) -> dict[str, Any]:
     default = "" if option.default in (None, (), False) or option.secret else f" (default: {option.default})"
     options: dict[str, Any] = {"dest": option.name, "help": (option.help + default).replace("%", "%%")}
     if option.kind is bool:
-        action = "store_true" if option.name in FOREIGN_SETTINGS else argparse.BooleanOptionalAction
-        return options | {"action": action}
+        return options | {"action": argparse.BooleanOptionalAction}
     if option.kind is tuple:
         options["action"] = "append"
     metavars = {int: "N", float: "X", Path: "PATH", tuple: "A,B", dict: "JSON"}
     return options | {"metavar": metavars.get(option.kind, option.name.upper())}
 
 
-def settings_from_arguments(namespace: argparse.Namespace) -> Config:
-    """The configuration from flags, environment and file. Sets up logging with it."""
+def settings_from_arguments(namespace: argparse.Namespace, *, ambient: bool = False) -> Config:
+    """The configuration from flags, environment and file; with `ambient`, from other servers' variables, too. Sets up
+    logging with it."""
     flags = {
         # A list may be one flag with commas, or several flags.
         name: ",".join(value) if isinstance(value, list) else value
         for name, value in vars(namespace).items()
-        if name in ALL_SETTINGS and value is not None
+        if name.startswith("-") or (name in SETTINGS and value is not None)
     }
-    config = load_config(flags, os.environ, vars(namespace).get("config"))
+    config = load_config(flags, os.environ, vars(namespace).get("config"), ambient=ambient)
     set_up_logging(config.settings.log_level, config.settings.log_format)
     return config
 

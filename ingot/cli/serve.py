@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 
 ABOUT_SERVE = (
-    "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address."
+    "Serve a model over HTTP, in OpenAI's, Anthropic's and Ollama's words, with a page to chat at the same address. "
+    "Flags of vLLM, vllm-mlx, mlx-lm and llama-server are understood, too (docs/coming-from.md)."
 )
 INTERRUPTED = 130
 RESTARTS_VARIABLE: Final = "INGOT_RESTARTS"
@@ -77,7 +78,7 @@ def run_serve(arguments: list[str]) -> int:
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
     add_settings(parser)
     namespace = parser.parse(arguments)
-    config = settings_from_arguments(namespace)
+    config = settings_from_arguments(namespace, ambient=True)
     entries = model_entries(config.settings, model_kind)
     if "print_config" in vars(namespace):
         from ingot.cli.show_config import format_config
@@ -87,6 +88,8 @@ def run_serve(arguments: list[str]) -> int:
     entries = entries or single_model_entries(config.settings, model_kind(config.settings.model, config.settings))
     require_extras(entries)
     require_folders(entries)
+    for note in config.notes:
+        log.info("%s", note)
     here = read_rank_config(os.environ)
     hosts = find_group_hosts(config.settings) if here is None else None
     if here is not None or hosts is not None:
@@ -94,9 +97,9 @@ def run_serve(arguments: list[str]) -> int:
     if hosts is not None:
         return supervise_group(config.settings, hosts, arguments)
     if here is not None:
-        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace).settings)
+        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace, ambient=True).settings)
         return 0
-    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace).settings)
+    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace, ambient=True).settings)
     return 0
 
 
@@ -366,6 +369,7 @@ def ready_record(
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
         *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
+        *([f"lossy: {', '.join(card.lossy)}"] if card.lossy else []),
     )
     theirs = [f"{other.name}: {note}" for other in further for note in other.notes]
     notes = [f"note: {note}" for note in (*card.notes, *theirs, *(_format_guess_note(found) if chats else [NO_CHAT]))]

@@ -2,7 +2,7 @@
 
 The metadata of a field has its help text and limits; its flag is `--field-name`, its variable `INGOT_FIELD_NAME`, its
 key in the file `field_name`. Precedence: flag, variable, file, default. Other servers' names of a setting are
-translated to ours where they are read (`sources`).
+translated to ours where they are read (`sources`, by the table of `foreign`).
 """
 
 from ingot.config.checks import GIB, is_loopback, memory_bytes
@@ -18,11 +18,10 @@ from ingot.config.model_entries import (
     with_name,
 )
 from ingot.config.settings import DEFAULT_MODEL, SETTINGS, Settings
-from ingot.config.sources import FOREIGN_SETTINGS, Config, load_config
+from ingot.config.sources import Config, load_config
 
 __all__ = [
     "DEFAULT_MODEL",
-    "FOREIGN_SETTINGS",
     "GIB",
     "KINDS",
     "SETTINGS",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.config.foreign import translated_value
 from ingot.errors import ConfigError
 
 
@@ -69,7 +70,10 @@ def alias_problem(aliases: tuple[str, ...]) -> str | None:
     for alias in aliases:
         name, equals, target = alias.partition("=")
         if not (name and equals and target) or not alias.isprintable() or len(alias) > 512:
-            return f"{alias[:100]!r} is not an alias; write it like gpt-4o=default or claude-*=default"
+            return (
+                f"{alias[:100]!r} is not an alias; write it like gpt-4o=default or claude-*=default, or name the model "
+                "itself with --served-model-name"
+            )
     return None
 
 
@@ -102,13 +106,15 @@ def variables_problem(variables: dict[str, Any]) -> str | None:
 def format_problem(name: str) -> str | None:
     from ingot.text.tool_formats.registry import tool_format_problem
 
-    return tool_format_problem(name)
+    problem = tool_format_problem(name)
+    return None if problem is None else tool_format_problem(name, translated_value("tool_parsers", name))
 
 
 def thinking_problem(name: str) -> str | None:
     from ingot.text.tool_formats.registry import thinking_format_problem
 
-    return thinking_format_problem(name)
+    problem = thinking_format_problem(name)
+    return None if problem is None else thinking_format_problem(name, translated_value("reasoning_parsers", name))
 
 
 def codec_problem(name: str) -> str | None:

@@ -28,8 +28,7 @@ VALUE_KINDS_IN_WORDS = {
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
     """A field of `Settings`. Metadata: section (of this field and those that follow), positional (the argument
-    instead of a flag), low, high, choices, secret, check (value -> problem or None), also (other servers' names of the
-    flag)."""
+    instead of a flag), low, high, choices, secret, check (value -> problem or None)."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -47,7 +46,6 @@ class Setting:
     choices: tuple[str, ...] | None
     secret: bool
     check: Callable[[Any], str | None] | None
-    also: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -91,10 +89,8 @@ def settings_of(table: type) -> Iterator[Setting]:
         section = meta.get("section", section)
         kind, optional = _value_kind(hints[each.name])
         limits = {name: meta.get(name) for name in ("positional", "low", "high", "choices", "check")}
-        secret, also = meta.get("secret", False), meta.get("also", ())
-        yield Setting(
-            each.name, kind, optional, each.default, meta["help"], section, secret=secret, also=also, **limits
-        )
+        secret = meta.get("secret", False)
+        yield Setting(each.name, kind, optional, each.default, meta["help"], section, secret=secret, **limits)
 
 
 def _value_kind(hint: Any) -> tuple[Any, bool]:

@@ -15,9 +15,10 @@ PER_MODEL_SETTINGS: Final = frozenset(
     {
         *("context", "dtype", "text_only", "chat_template", "template_history", "trust_special_tokens"),
         *("tool_format", "thinking_format", "generation_config", "override_generation_config"),
-        *("default_chat_template_kwargs", "thinking", "thinking_budget", "hold_calls", "memory"),
+        *("default_chat_template_kwargs", "thinking", "thinking_budget", "max_tokens", "hold_calls", "memory"),
         *("prefix_cache", "cache_memory"),
         *("cache_codec", "kv_codec", "max_sequences", "max_queue", "prefill_chunk", "speculate", "speculate_tokens"),
+        *("moe_top_k",),
         *("lora_modules", "adapter_path", "max_loras", "max_lora_rank"),
         *("warm_prompts", "kv_events", "kv_events_replay", "kv_events_topic"),
         *(

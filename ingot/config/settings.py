@@ -77,7 +77,6 @@ class SettingsTable:
         "hosts that images and video may be fetched from, such as *.example.org (default: none, media must come with "
         "the request)",
         check=media_hosts_problem,
-        also=("--allowed-media-domains",),
     )
     chat_template: Path | None = setting(None, "a Jinja file to use instead of the model's own chat template")
     template_history: str = setting(
@@ -118,6 +117,12 @@ class SettingsTable:
     )
     thinking_budget: int | None = setting(
         None, "maximum tokens of thinking unless a request says otherwise (default: no limit)", low=0, high=1 << 24
+    )
+    max_tokens: int | None = setting(
+        None,
+        "maximum tokens of an answer unless a request says otherwise (default: what the context holds)",
+        low=1,
+        high=1 << 24,
     )
     hold_calls: bool = setting(
         True,
@@ -161,14 +166,12 @@ class SettingsTable:
     lazy: bool = setting(
         False,
         "load a model when a request first names it, not at startup",
-        also=("--lazy-load-model",),
     )
     idle_unload_seconds: float | None = setting(
         None,
         "unload a model this many seconds after its last request has ended (default: never)",
         low=0.0,
         high=30 * 86_400.0,
-        also=("--auto-unload-idle-seconds",),
     )
     min_residency_s: float = setting(
         5.0,
@@ -290,14 +293,12 @@ class SettingsTable:
         None,
         "a folder for cached prefixes, which outlive eviction and restarts there; several servers may share it "
         "(default: none)",
-        also=("--ssd-cache-dir",),
     )
     cache_disk_gb: float = setting(
         10.0,
         "maximum gigabytes of all files in that folder, of every server and model",
         low=0.05,
         high=1_000_000.0,
-        also=("--ssd-cache-max-gb",),
     )
     cache_disk_free_gb: float = setting(5.0, "gigabytes of its drive to leave free", low=0.0, high=1_000_000.0)
     cache_disk_sync: bool = setting(True, "sync each written prefix to the drive, so that it survives a power loss")
@@ -324,6 +325,13 @@ class SettingsTable:
         high=60_000.0,
     )
     prefill_chunk: int = setting(2048, "maximum number of prompt tokens in a step", low=1, high=1 << 20)
+    moe_top_k: int | None = setting(
+        None,
+        "let each token have only so many experts of a mixture, fewer than the model's own number: faster, but answers "
+        "are others, and worse",
+        low=1,
+        high=1024,
+    )
     speculate: str = setting(
         "auto",
         "what proposes draft tokens for speculative decoding: auto for whatever the model has, off, or some of "
@@ -365,11 +373,8 @@ class SettingsTable:
         section="several ranks",
         low=1,
         high=256,
-        also=("-tp",),
     )
-    pipeline_parallel_size: int = setting(
-        1, "number of ranks that split the model by layers", low=1, high=256, also=("-pp",)
-    )
+    pipeline_parallel_size: int = setting(1, "number of ranks that split the model by layers", low=1, high=256)
     hosts: str | None = setting(
         None,
         "where the ranks run, the first of them on this machine: a hostfile as for `mlx.launch`, or a number of local "

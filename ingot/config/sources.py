@@ -1,231 +1,134 @@
 """Where settings come from: flags, then environment variables, then a TOML file, then the defaults.
 
-Other servers have other names for some settings. Those are understood wherever a setting is, and translated to ours.
+Other servers have other names for some settings. Those are understood wherever a setting is, and put as ours
+(`foreign`).
 """
-
-# ruff: noqa: RUF009  (`setting` is dataclasses.field with a help text in its metadata)
 
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from ingot.config.checks import problem_from
-from ingot.config.field import VALUE_KINDS_IN_WORDS, VARIABLE_PREFIX, Setting, setting, settings_of
+from ingot.config.field import VALUE_KINDS_IN_WORDS, VARIABLE_PREFIX, Setting
+from ingot.config.foreign import SERVERS, VARIABLES, ForeignName, find_foreign, nearest_known, put_as_ours
 from ingot.config.settings import SETTINGS, Settings
-from ingot.errors import ConfigError, nearest_name
-
-LOOKUP_METHODS: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
-"""vLLM's methods that find draft tokens in texts."""
-DRAFT_METHODS: Final = {"draft_model": "draft", "eagle3": "eagle"}
-"""vLLM's methods that need a model of their own, and our names of them."""
-MTP_METHOD: Final = re.compile(r"(\w+_)?mtp", re.ASCII)
-"""vLLM's methods whose draft head is part of the model: one for each family."""
-SPECULATION_METHODS: Final = ("mtp", "ngram", "suffix", *DRAFT_METHODS)
-"""The methods that an error lists."""
-SPECULATION_KEYS: Final = ("method", "model", "num_speculative_tokens")
-UNKNOWN_KEY: Final = f"is not known; known are {', '.join(SPECULATION_KEYS)}"
-UNSUPPORTED_KEYS: Final = {
-    **dict.fromkeys(
-        ("prompt_lookup_max", "prompt_lookup_min"), "is not supported: the longest match is used. Leave it out"
-    ),
-    **dict.fromkeys(
-        (
-            *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
-            *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
-        ),
-        "is not supported: the number of draft tokens follows from measurements. Leave it out",
-    ),
-    "disable_by_batch_size": "is not supported: speculation stops by itself when it does not pay. Leave it out",
-    "draft_tensor_parallel_size": "is not supported: a draft runs on one device, rank 0's. Send 1, or leave it out",
-}
-"""vLLM's keys that cannot be honoured, with the reason."""
-HARMLESS_VALUES: Final = (("draft_tensor_parallel_size", 1),)
-"""Values of unsupported keys that change nothing."""
-
-KV_EVENT_SETTINGS: Final = {"endpoint": "kv_events", "replay_endpoint": "kv_events_replay", "topic": "kv_events_topic"}
-"""vLLM's keys of KV events, and our settings."""
-KV_DTYPES: Final = {
-    "auto": "raw",
-    "int8_per_token_head": "affine8",
-    "turboquant_k8v4": "k8v4",
-    "turboquant_4bit_nc": "turbo4",
-    "turboquant_k3v4_nc": "turbo3/turbo4",
-    "turboquant_3bit_nc": "turbo3",
-}
-"""vLLM's names of KV cache dtypes, and our codecs with as many bits."""
+from ingot.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class SourceValue:
-    """A setting's value from one source: where it came from, and what errors call it."""
+    """A setting's value from one source: where it came from, and what errors call it. `foreign` is the name of another
+    server that stood for it; `part` says of what part of the setting that one tells."""
 
     option: Setting
     value: Any
     origin: str
     label: str
+    foreign: ForeignName | None = None
+    part: str = ""
 
     def validate(self) -> Any:
         return self.option.validate(self.value, self.label)
 
 
-def must_be_on_problem(on: bool) -> str | None:
-    return None if on else "it can only be switched on; --speculate chooses the proposers, and off switches them off"
-
-
-def quantization_problem(on: bool) -> str | None:
-    return None if on else "it can only be switched on; --cache-codec raw is the same as without it"
-
-
-def dtype_problem(dtype: str) -> str | None:
-    if dtype in KV_DTYPES:
-        return None
-    if dtype in ("float16", "bfloat16"):
-        return "the KV cache has the model's own dtype: use auto"
-    if dtype.startswith("fp8"):
-        return "8-bit floats are not supported; --kv-codec affine8 has as many bits"
-    return f"{dtype[:100]!r} is not known; known are {', '.join(KV_DTYPES)}"
-
-
-def draft_model_problem(model: str) -> str | None:
-    return "the name of a draft model must not contain a comma" if "," in model else None
-
-
-def read_speculative_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings for vLLM's. Raises ConfigError, naming the key, for what cannot be honoured."""
-    keys = {name: value for name, value in config.items() if value is not None and (name, value) not in HARMLESS_VALUES}
-    for name in keys:
-        if name not in SPECULATION_KEYS:
-            raise ConfigError(f"{name[:100]!r} {UNSUPPORTED_KEYS.get(name, UNKNOWN_KEY)}")
-    for name in ("method", "model"):
-        if not isinstance(keys.get(name, name), str) or keys.get(name) == "":
-            raise ConfigError(f"{name!r} must be the name of a {name}")
-    if "method" not in keys and "model" not in keys:
-        raise ConfigError("it has neither a 'method' nor a 'model'")
-    settings: dict[str, Any] = {"speculate": _proposer_name(keys.get("method", "draft_model"), keys.get("model"))}
-    if "num_speculative_tokens" in keys:
-        settings["speculate_tokens"] = keys["num_speculative_tokens"]
-    return settings
-
-
-def _proposer_name(method: str, model: str | None) -> str:
-    if method in DRAFT_METHODS:
-        if model is None:
-            raise ConfigError(f"the method {method!r} needs a 'model'")
-        if (problem := draft_model_problem(model)) is not None:
-            raise ConfigError(f"'model': {problem}")
-        return f"{DRAFT_METHODS[method]}:{model}"
-    mtp = MTP_METHOD.fullmatch(method) is not None
-    if not mtp and method not in LOOKUP_METHODS:
-        raise ConfigError(f"the method {method[:100]!r} is not known; known are {', '.join(SPECULATION_METHODS)}")
-    if model is not None:
-        raise ConfigError(f"the method {method!r} takes no 'model' of its own: leave it out")
-    return "mtp" if mtp else "lookup"
-
-
-def read_kv_events_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings for vLLM's. Raises ConfigError, naming the key, for what cannot be honoured."""
-    keys = {name: value for name, value in config.items() if value is not None}
-    on, publisher = keys.pop("enable_kv_cache_events", False), keys.pop("publisher", "zmq")
-    if not isinstance(on, bool):
-        raise ConfigError("'enable_kv_cache_events' must be true or false")
-    if publisher not in ("zmq", "null"):
-        raise ConfigError(f"the publisher {str(publisher)[:100]!r} is not known; known are zmq and null")
-    for name, value in keys.items():
-        if name not in KV_EVENT_SETTINGS:
-            raise ConfigError(f"{name[:100]!r} is not known; known are {', '.join(KV_EVENT_SETTINGS)}")
-        if not isinstance(value, str):
-            raise ConfigError(f"{name!r} must be text")
-    if not on or publisher == "null":
-        return {}
-    return {KV_EVENT_SETTINGS[name]: value for name, value in {"endpoint": "tcp://*:5557", **keys}.items()}
-
-
 @dataclass(frozen=True, slots=True)
-class ForeignSettings:
-    speculative_config: dict[str, Any] | None = setting(
-        None,
-        'vLLM\'s form of --speculate and --speculate-tokens, as JSON: {"method": "mtp", "num_speculative_tokens": 3}',
-        section="names that other servers use",
-        check=problem_from(read_speculative_config),
-    )
-    enable_mtp: bool = setting(False, "the same as --speculate mtp", check=must_be_on_problem)
-    suffix_decoding: bool = setting(False, "the same as --speculate lookup", check=must_be_on_problem)
-    draft_model: str | None = setting(None, "the same as --speculate draft:MODEL", check=draft_model_problem)
-    turbo_kv_bits: int | None = setting(None, "the same as --cache-codec turboN", low=1, high=4)
-    kv_cache_quantization: bool = setting(False, "the same as --cache-codec affine8", check=quantization_problem)
-    kv_cache_dtype: str | None = setting(
-        None,
-        f"vLLM's form of --kv-codec: {', '.join(KV_DTYPES)}; each stands for our codec with as many bits",
-        check=dtype_problem,
-    )
-    kv_events_config: dict[str, Any] | None = setting(
-        None,
-        "vLLM's form of --kv-events, --kv-events-replay and --kv-events-topic, as JSON: "
-        '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}',
-        check=problem_from(read_kv_events_config),
-    )
-    num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
-    mtp_num_draft_tokens: int | None = setting(None, "the same as --speculate-tokens")
+class ForeignValue:
+    """What one source has under a name of other servers. `ambient`: a variable that may be meant for another server."""
+
+    name: ForeignName
+    value: Any
+    origin: str
+    label: str
+    ambient: bool = False
 
 
-FOREIGN_SETTINGS: Final[Mapping[str, Setting]] = {option.name: option for option in settings_of(ForeignSettings)}
-TRANSLATIONS: Final[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {
-    "speculative_config": read_speculative_config,
-    "enable_mtp": lambda on: {"speculate": "mtp"},
-    "suffix_decoding": lambda on: {"speculate": "lookup"},
-    "draft_model": lambda model: {"speculate": f"draft:{model}"},
-    "turbo_kv_bits": lambda bits: {"cache_codec": f"turbo{bits}"},
-    "kv_cache_quantization": lambda on: {"cache_codec": "affine8"},
-    "kv_cache_dtype": lambda dtype: {"kv_codec": KV_DTYPES[dtype]},
-    "kv_events_config": read_kv_events_config,
-    "num_draft_tokens": lambda tokens: {"speculate_tokens": tokens},
-    "mtp_num_draft_tokens": lambda tokens: {"speculate_tokens": tokens},
-}
-"""Our settings and their values for each foreign setting's value."""
-
-
-def translate_foreign_settings(source: Iterable[SourceValue]) -> list[SourceValue]:
-    """The values of one source, foreign settings translated to ours. Raises ConfigError if two say the same thing."""
-    own: list[SourceValue] = []
-    translated: list[SourceValue] = []
+def translate_foreign_values(source: Iterable[SourceValue | ForeignValue], notes: list[str]) -> list[SourceValue]:
+    """The values of one source, one for each setting, all as ours. What is accepted with a note is in `notes`. Raises
+    ConfigError for what cannot be honoured, and where two names say different things."""
+    by_setting: dict[str, list[SourceValue]] = {}
     for each in source:
-        if each.option.name not in FOREIGN_SETTINGS:
-            own.append(each)
-        elif each.validate() is not None:
-            translated += _translate(each)
-    proposers = [each for each in translated if each.option.name == "speculate"]
-    others = [each for each in translated if each.option.name != "speculate"]
-    values = [*own, *_join_proposers(proposers), *others]
-    _refuse_repeated(values)
-    return values
+        for value in [each] if isinstance(each, SourceValue) else _translate(each, notes):
+            by_setting.setdefault(value.option.name, []).append(value)
+    return [_join(_without_refined(values)) for values in by_setting.values()]
 
 
-def _translate(foreign: SourceValue) -> Iterator[SourceValue]:
-    for name, value in TRANSLATIONS[foreign.option.name](foreign.value).items():
-        yield SourceValue(SETTINGS[name], value, foreign.origin, foreign.label)
+def _translate(given: ForeignValue, notes: list[str]) -> Iterator[SourceValue]:
+    row = given.name.row
+    if given.value == "":  # an empty variable says nothing
+        return
+    try:
+        found = put_as_ours(given.name, given.value)
+    except ConfigError as error:
+        if given.ambient and row.does != "maps":
+            notes.append(f"{given.label} is not used: {error.message}")
+            return
+        hint = f" (ingot reads this variable of {SERVERS[row.of[0]]}'s, too)" if given.ambient else ""
+        raise ConfigError(f"{given.label}: {error.message}{hint}") from None
+    if row.note and (found or row.does == "always"):
+        notes.append(f"{given.label}: {row.note}")
+    for target, raw in found.items():
+        name, _, part = target.partition(":")
+        option = SETTINGS[name]
+        if option.kind is dict and part:
+            value: Any = {part: raw}
+        else:
+            value = _from_text(option, raw, given.label) if isinstance(raw, str) else raw
+        yield SourceValue(option, value, given.origin, given.label, given.name, part)
 
 
-def _join_proposers(proposers: Sequence[SourceValue]) -> list[SourceValue]:
-    """Several proposers may be chosen by one foreign setting each."""
-    if not proposers:
-        return []
-    origin, label = (
-        " and ".join(parts) for parts in zip(*((each.origin, each.label) for each in proposers), strict=True)
-    )
-    return [SourceValue(proposers[0].option, ",".join(each.value for each in proposers), origin, label)]
+def _without_refined(values: list[SourceValue]) -> list[SourceValue]:
+    refined = {name for each in values if each.foreign is not None for name in each.foreign.row.refines}
+    return [each for each in values if each.foreign is None or each.foreign.name not in refined]
 
 
-def _refuse_repeated(values: Sequence[SourceValue]) -> None:
-    for value in values:
-        labels = [other.label for other in values if other.option is value.option]
-        if len(labels) > 1:
-            raise ConfigError(f"{' and '.join(labels)} say the same thing: give one of them")
+def _join(values: list[SourceValue]) -> SourceValue:
+    """One value for what several names of a source say of a setting: proposers and lists are joined, and parts put
+    together. Raises ConfigError where they say different things."""
+    first = values[0]
+    if len(values) == 1 and not (first.part and first.option.kind is str):
+        return first
+    checked = [each.validate() for each in values]
+    origin, label = (" and ".join(dict.fromkeys(parts)) for parts in _origins_and_labels(values))
+    apart = all(each.foreign is not None for each in values)
+    value: Any
+    if first.option.kind is dict:
+        value = {}
+        for each in checked:
+            _refuse_differences(values, [{**each, **value}, {**value, **each}])
+            value |= each
+    elif first.option.kind is tuple:
+        value = tuple(dict.fromkeys(part for each in checked for part in each))
+    elif first.option.name == "speculate" and apart:
+        value = ",".join(dict.fromkeys(checked))
+    elif all(each.part for each in values):
+        value = _join_parts(values)
+    else:
+        _refuse_differences(values, checked)
+        value = checked[0]
+    return SourceValue(first.option, value, origin, label)
+
+
+def _join_parts(values: list[SourceValue]) -> str:
+    """A codec for keys and one for values."""
+    halves: dict[str, str] = {}
+    for each in values:
+        _refuse_differences(values, [halves.setdefault(each.part, each.value), each.value])
+    keys, others = halves.get("keys", "raw"), halves.get("values", "raw")
+    return keys if keys == others else f"{keys}/{others}"
+
+
+def _origins_and_labels(values: list[SourceValue]) -> tuple[list[str], list[str]]:
+    return [each.origin for each in values], [each.label for each in values]
+
+
+def _refuse_differences(values: list[SourceValue], says: Sequence[Any]) -> None:
+    if any(each != says[0] for each in says):
+        labels = " and ".join(dict.fromkeys(each.label for each in values))
+        raise ConfigError(f"{labels} say different things: give one of them")
 
 
 OTHER_VARIABLES = frozenset(
@@ -236,7 +139,6 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables with our prefix that are not settings: the path of the file, the kernels of one process, a rank's group,
 and when a process was restarted."""
-ALL_SETTINGS: Mapping[str, Setting] = {**SETTINGS, **FOREIGN_SETTINGS}
 BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -251,50 +153,108 @@ class Config:
     settings: Settings
     origins: Mapping[str, str]
     file: Path | None
+    notes: tuple[str, ...] = ()  # of names of other servers
 
 
-def load_config(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Config:
-    """`flags` has only the flags that were used, by setting; `file` is the argument of `--config`.
+def load_config(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None, *, ambient: bool = False
+) -> Config:
+    """`flags` has only the flags that were used: by setting, or as they were written if they are other servers'. `file`
+    is the argument of `--config`. With `ambient`, other servers' variables count as well, where nothing else is said.
 
     Raises ConfigError, naming the flag, variable or key at fault and the nearest known one.
     """
     path = _file_path(environ, file)
     values: dict[str, Any] = {}
     origins = dict.fromkeys(SETTINGS, "default")
-    for source in (_from_file(path), _from_variables(environ), _from_flags(flags)):  # the weakest first
-        for each in translate_foreign_settings(source):
-            values[each.option.name] = each.validate()
-            origins[each.option.name] = each.origin
-    return Config(Settings(**values), origins, path)
+    notes: list[str] = []
+    for source in (_from_flags(flags), _from_variables(environ), _from_file(path)):  # the strongest first
+        _settle(translate_foreign_values(source, notes), values, origins)
+    if ambient:
+        unsaid = [each for each in _from_other_servers(environ) if each.name.row.to not in values]
+        _settle(translate_foreign_values(unsaid, notes), values, origins)
+    try:
+        return Config(Settings(**values), origins, path, tuple(notes))
+    except ConfigError as error:
+        if error.message.startswith("host ") and origins["host"] == "env OLLAMA_HOST":
+            raise ConfigError(f"OLLAMA_HOST: {error.message}, which goes before it") from None
+        raise
 
 
-def _from_file(path: Path | None) -> Iterable[SourceValue]:
+def _settle(found: Iterable[SourceValue], values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Add the values of one source to those of stronger ones."""
+    for each in found:
+        value = each.validate()
+        if each.option.name not in values:
+            values[each.option.name], origins[each.option.name] = value, each.origin
+
+
+def _from_file(path: Path | None) -> Iterator[SourceValue | ForeignValue]:
     for name, raw in _read_toml(path).items() if path is not None else ():
-        option, label = _find_setting(name, f"{path}: unknown key", ALL_SETTINGS), f"{path}: {name}"
-        yield SourceValue(option, option.from_toml(raw, label), f"file {path}", label)
+        label, origin = f"{path}: {name}", f"file {path}"
+        known = _find_setting(name, SETTINGS)
+        if known is None:
+            raise _unknown_name(name, f"{path}: unknown key", SETTINGS, key_of_flag)
+        if isinstance(known, ForeignName):
+            yield ForeignValue(known, raw, origin, label)
+        else:
+            yield SourceValue(known, known.from_toml(raw, label), origin, label)
 
 
-def _from_variables(environ: Mapping[str, str]) -> Iterable[SourceValue]:
-    variables = {option.variable: option for option in ALL_SETTINGS.values()}
+def _from_variables(environ: Mapping[str, str]) -> Iterator[SourceValue | ForeignValue]:
+    variables = {option.variable: option for option in SETTINGS.values()}
     for name, raw in environ.items():
         if name.startswith(VARIABLE_PREFIX) and name not in OTHER_VARIABLES:
-            option = _find_setting(name, "unknown variable", variables, OTHER_VARIABLES)
-            yield SourceValue(option, _from_text(option, raw, name), f"env {name}", name)
+            known = _find_setting(name.removeprefix(VARIABLE_PREFIX).lower(), SETTINGS)
+            if known is None or name != name.upper():
+                known_names = [*variables, *OTHER_VARIABLES]
+                raise _unknown_name(name, "unknown variable", known_names, variable_of_flag)
+            if isinstance(known, ForeignName):
+                yield ForeignValue(known, raw, f"env {name}", name)
+            else:
+                yield SourceValue(known, _from_text(known, raw, name), f"env {name}", name)
 
 
-def _from_flags(flags: Mapping[str, Any]) -> Iterable[SourceValue]:
+def _from_other_servers(environ: Mapping[str, str]) -> Iterator[ForeignValue]:
+    for name, raw in environ.items():
+        if VARIABLES.fullmatch(name) and (known := find_foreign(name)) is not None:
+            yield ForeignValue(known, raw, f"env {name}", name, ambient=True)
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[SourceValue | ForeignValue]:
     for name, raw in flags.items():
-        option = _find_setting(name, "unknown flag", ALL_SETTINGS)
-        label = option.positional or option.flag
-        origin = f"argument {label}" if option.positional else f"flag {label}"
-        yield SourceValue(option, _from_text(option, raw, label) if isinstance(raw, str) else raw, origin, label)
+        known = find_foreign(name) if name.startswith("-") else _find_setting(name, SETTINGS)
+        if known is None:
+            raise _unknown_name(name, "unknown flag", SETTINGS, key_of_flag)
+        if isinstance(known, ForeignName):
+            label = name if name.startswith("-") else flag_of_key(name)
+            yield ForeignValue(known, raw, f"flag {label}", label)
+        else:
+            label = known.positional or known.flag
+            origin = f"argument {label}" if known.positional else f"flag {label}"
+            yield SourceValue(known, _from_text(known, raw, label) if isinstance(raw, str) else raw, origin, label)
 
 
-def _find_setting(name: str, what: str, table: Mapping[str, Setting], also: frozenset[str] = frozenset()) -> Setting:
-    if name in table:
-        return table[name]
-    near = nearest_name(name, [*table, *also])
-    raise ConfigError(f"{what} {name}" + (f"; did you mean {near}?" if near else ""))
+def flag_of_key(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def key_of_flag(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def variable_of_flag(flag: str) -> str:
+    return VARIABLE_PREFIX + key_of_flag(flag).upper()
+
+
+def _find_setting(name: str, table: Mapping[str, Setting]) -> Setting | ForeignName | None:
+    """The setting of that name, or what other servers have as a flag of that name."""
+    return table.get(name) or find_foreign(flag_of_key(name))
+
+
+def _unknown_name(name: str, what: str, own: Iterable[str], spelled: Callable[[str], str]) -> ConfigError:
+    near = nearest_known(name, own, spelled)
+    return ConfigError(f"{what} {name}" + (f"; did you mean {near}?" if near else ""))
 
 
 def _file_path(environ: Mapping[str, str], file: Path | None) -> Path | None:

@@ -51,7 +51,12 @@ class JoinedGroup:
     def load(self, folder: Path, here: Device, settings: Settings) -> ModelAdapter:
         """This rank's share. All ranks have to call it at once. Raises ModelError, ConfigError."""
         adapter = adapters.load_model_adapter(
-            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, sharing=self.sharing
+            folder,
+            here,
+            dtype=settings.dtype,
+            widest=settings.prefill_chunk,
+            sharing=self.sharing,
+            experts=settings.moe_top_k,
         )
         if adapter.selection is None:
             raise ModelError("The output head of this family is not known; several ranks cannot run it.")

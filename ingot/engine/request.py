@@ -446,6 +446,7 @@ class ModelCard:
     kernels: str = ""  # compiled for the device
     sees: tuple[MediaKind, ...] = ()  # its inputs besides text
     scorer: str = ""  # of prompts for SpecPrefill; empty without it
+    lossy: tuple[str, ...] = ()  # settings that change its answers, as the receipt names them
     exact_context: int | None = None  # for exact requests, where others' KV is quantised: memory holds less
 
     def context_of(self, *, exact: bool) -> int:

@@ -55,6 +55,7 @@ from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
 from ingot.models.layers.modules import named_parameters
+from ingot.models.layers.moe import use_fewer_experts
 from ingot.models.layers.swapping import (
     allow_separate_layers,
     is_fused,
@@ -107,6 +108,7 @@ class ModelAdapter:
     tower: VisionTower | None = None
     deepstack: DeepStack | None = None  # the layers behind which features of the tower are added
     loras: LoadedLoras = field(kw_only=True)
+    lossy: tuple[str, ...] = ()  # what was asked for that changes its answers
     head: Any = None  # its draft head, where it was loaded with one (`models/draft_heads`)
 
     @property
@@ -258,12 +260,14 @@ def load_model_adapter(
     apart: bool = False,
     with_vision: bool = False,
     sharing: ModelSharding | None = None,
+    experts: int | None = None,
 ) -> ModelAdapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
     `apart`: no layers become one operation, so that hidden states between them can be captured. `with_vision`: its
     vision tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all
-    ranks have to do the same at once.
+    ranks have to do the same at once. `experts`: how many a token has, if fewer than the model says; ConfigError
+    where that cannot be.
     """
     try:
         stated = load_config(folder)
@@ -276,6 +280,7 @@ def load_model_adapter(
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
     except (Exception, SystemExit) as error:
         raise ModelError(f"The model in {folder.name} cannot be loaded: {_error_text(error)}") from error
+    lossy = () if experts is None else (use_fewer_experts(model, experts),)
     if sharing is not None:
         shard_model(model, config, sharing)
         apart = True  # ranks communicate between layers
@@ -291,6 +296,7 @@ def load_model_adapter(
         compilation.wait(pause)
     exact = dtype is not None
     adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
+    adapted = replace(adapted, lossy=lossy)
     if sharing is not None:
         return replace(adapted, steps=None)
     if can_compile_steps(device):

@@ -63,6 +63,7 @@ def _key_with_model(digest: str, adapter: ModelAdapter, folder: Path, codec: Pai
         "number format": adapter.dtype,
         "codec": codec.described,
         **_live_codec_key(adapter),
+        **({"lossy": ", ".join(adapter.lossy)} if adapter.lossy else {}),
     }
 
 

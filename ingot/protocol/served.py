@@ -145,6 +145,7 @@ class ServedModel:
     grammars: Grammars
     thinking: bool | None = None  # what holds where a request says nothing; None: what the template does
     thinking_budget: int | None = None
+    max_tokens: int | None = None  # of an answer, likewise
     sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen, where a request says nothing
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template, likewise
     history: TemplateHistory = "stable"  # how past turns are rendered, where a request says nothing
@@ -195,6 +196,7 @@ class ServedModel:
             grammars=Grammars(tokenizer, card.vocab),
             thinking={"on": True, "off": False}.get(settings.thinking),
             thinking_budget=settings.thinking_budget,
+            max_tokens=settings.max_tokens,
             sampling=sampling,
             variables=default_variables(settings, terms),
             history=cast(TemplateHistory, settings.template_history),
@@ -254,6 +256,6 @@ def answer_format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) 
 
 def system_fingerprint(card: ModelCard, sampling: Sampling) -> str:
     """Names the program and everything about the model that its output may depend on."""
-    model = (card.name, card.source, card.family, card.dtype, card.device, str(card.weight_bytes))
+    model = (card.name, card.source, card.family, card.dtype, card.device, str(card.weight_bytes), *card.lossy)
     facts = (__version__, *model, str(sampling_body(sampling)))
     return "fp_" + blake2b("\n".join(facts).encode(), digest_size=6).hexdigest()

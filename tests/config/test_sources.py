@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.config import FOREIGN_SETTINGS, SETTINGS, Config, load_config
+from ingot.config import SETTINGS, Config, load_config
+from ingot.config.sources import flag_of_key
 from ingot.engine.speculation.options import KNOWN_WORDS, SpeculationOptions
 from ingot.errors import ConfigError
 
@@ -70,14 +71,14 @@ def test_tokens_are_bounded(tokens: str) -> None:
 def test_the_lineages_flags_mean_words_of_ours(flags: dict[str, Any], words: str) -> None:
     config = settled(**flags)
     assert chosen(config) == SpeculationOptions.parse(words)
-    assert config.origins["speculate"] == " and ".join(f"flag {FOREIGN_SETTINGS[name].flag}" for name in flags)
+    assert config.origins["speculate"] == " and ".join(f"flag {flag_of_key(name)}" for name in flags)
 
 
 @pytest.mark.parametrize("name", ["num_draft_tokens", "mtp_num_draft_tokens"])
 def test_the_lineages_counts_are_ours(name: str) -> None:
     config = settled(**{name: "4"})
     assert chosen(config) == SpeculationOptions(None, {}, 4)
-    assert config.origins["speculate_tokens"] == f"flag {FOREIGN_SETTINGS[name].flag}"
+    assert config.origins["speculate_tokens"] == f"flag {flag_of_key(name)}"
 
 
 @pytest.mark.parametrize(
@@ -137,17 +138,17 @@ def test_no_json_makes_vllms_form_fail_otherwise_than_in_words(config: dict[str,
     [
         {"speculate": "lookup", "enable_mtp": True},
         {"speculate": "auto", "draft_model": "a/b"},
-        {"speculate_tokens": "3", "num_draft_tokens": "3"},
+        {"speculate_tokens": "3", "num_draft_tokens": "4"},
         {"mtp_num_draft_tokens": "2", "num_draft_tokens": "3"},
-        {"speculate_tokens": "3", "speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
+        {"speculate_tokens": "3", "speculative_config": {"method": "mtp", "num_speculative_tokens": 4}},
         {"turbo_kv_bits": "3", "kv_cache_quantization": True},
         {"cache_codec": "k8v4", "turbo_kv_bits": "4"},
-        {"kv_codec": "k8v4", "kv_cache_dtype": "turboquant_k8v4"},
+        {"kv_codec": "k8v4", "kv_cache_dtype": "turboquant_4bit_nc"},
     ],
 )
-def test_what_is_said_twice_is_refused_with_both_names(flags: dict[str, Any]) -> None:
+def test_two_names_that_say_different_things_are_refused_with_both(flags: dict[str, Any]) -> None:
     message = refusal(**flags)
-    assert all({**SETTINGS, **FOREIGN_SETTINGS}[name].flag in message for name in flags)
+    assert all(flag_of_key(name) in message for name in flags)
     assert "give one of them" in message
 
 

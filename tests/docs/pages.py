@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ingot.cli.main import COMMANDS, main
 from ingot.config import SETTINGS
+from ingot.config.foreign import foreign_rows
 from ingot.protocol.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +63,7 @@ def flags_of(words: tuple[str, ...]) -> frozenset[str]:
 @cache
 def all_flags() -> frozenset[str]:
     uses = [(name,) for name in COMMANDS] + [(name, sub) for name, subs in SUBCOMMANDS.items() for sub in subs]
-    return frozenset().union(*(flags_of(use) for use in uses))
+    return frozenset(foreign_rows()).union(*(flags_of(use) for use in uses))
 
 
 def make_targets() -> set[str]:
@@ -113,4 +114,5 @@ def variables() -> set[str]:
     """Every INGOT_ variable of a setting, and every other one that the sources read."""
     sources = [*(ROOT / "ingot").rglob("*.py"), *(ROOT / "native" / "src").glob("*.cpp")]
     read = {name for path in sources for name in re.findall(r'"(INGOT_[A-Z_]+)"', path.read_text())}
-    return read | {f"INGOT_{name.upper()}" for name in SETTINGS}
+    theirs = {flag.removeprefix("--").replace("-", "_") for flag in foreign_rows() if flag.startswith("--")}
+    return read | {f"INGOT_{name.upper()}" for name in (*SETTINGS, *theirs)}

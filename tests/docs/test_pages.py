@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from bench.__main__ import SUBJECTS
 from ingot.cli.main import COMMANDS
+from ingot.config.foreign import TABLE, foreign_rows
 from tests.docs.pages import (
     ADDRESS,
     FLAG,
@@ -28,6 +30,7 @@ from tests.docs.pages import (
     nameless,
     variables,
 )
+from tools import coming_from
 
 FOREIGN = {
     "--add-host": "docker",
@@ -42,6 +45,7 @@ FOREIGN = {
     **dict.fromkeys(("--routing-key-override", "--routing-key-headers", "--assignment-mode"), "smg"),
 }
 """Flags of other programs, and of the benchmarks that belong to a clone."""
+TAKES_FOREIGN_FLAGS = ("serve", "bench", "chat", "launch", "replay")
 REFUSED = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}
 
 GENERATED = {"dist/", "ingot/cli/NAME.py"}
@@ -55,12 +59,18 @@ def bench_flags() -> set[str]:
     return {flag for path in (ROOT / "bench").rglob("*.py") for flag in FLAG.findall(path.read_text())}
 
 
+def test_the_page_of_other_servers_flags_is_what_their_table_makes() -> None:
+    table = tomllib.loads(TABLE.read_text())
+    assert coming_from.PAGE.read_text() == coming_from.write_page(table), "run `python -m tools.coming_from`"
+
+
 @pages
 def test_every_command_on_a_page_exists_and_takes_its_flags(page: Path) -> None:
     for piece in code(page.read_text()):
         for words, rest in commands(piece):
             assert words[0] in COMMANDS, piece
-            assert flags(rest) <= flags_of(words), piece
+            theirs = foreign_rows() if words[0] in TAKES_FOREIGN_FLAGS else ()
+            assert flags(rest) <= flags_of(words) | set(theirs), piece
 
 
 @pages

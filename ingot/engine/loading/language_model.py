@@ -201,6 +201,7 @@ def _make_card(
         quantization=adapter.formats.weights,
         formats=str(adapter.formats),
         proposers=target.chosen_proposers.names,
+        lossy=adapter.lossy,
     )
 
 
@@ -303,7 +304,13 @@ def _load_plain_model(
     apart = "eagle" in further
     return (
         adapters.load_model_adapter(
-            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, with_vision=with_vision
+            folder,
+            here,
+            dtype=settings.dtype,
+            widest=settings.prefill_chunk,
+            apart=apart,
+            with_vision=with_vision,
+            experts=settings.moe_top_k,
         ),
         choice,
     )

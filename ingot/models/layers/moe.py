@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ingot.errors import ConfigError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape
 from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
@@ -52,6 +53,28 @@ class JoinedMoe(nn.Module):
         owner = self._spec.router.rpartition(".")[0]
         product: JoinedLinear | None = (attrgetter(owner)(self) if owner else self).joined_router
         return product
+
+
+def use_fewer_experts(model: nn.Module, experts: int) -> str:
+    """Have every mixture of a model choose that many experts for a token; its modules are not swapped yet. Returns what
+    its answers lose by it. Raises ConfigError where it has no mixture, or has no more experts for a token."""
+    mixtures = [(module, spec) for module in model.modules() if (spec := moe_spec_of(module)) is not None]
+    known = {id(attrgetter(spec.experts)(module)) for module, spec in mixtures}
+    others = [each for each in model.modules() if isinstance(each, SwitchGLU | SwitchMLP) and id(each) not in known]
+    if not mixtures and not others:
+        raise ConfigError(f"{_FEWER}: the model has no mixture of experts: leave it out", param=_FEWER)
+    if others:
+        raise ConfigError(f"{_FEWER}: how this model's family chooses experts is not known here", param=_FEWER)
+    usual = sorted({int(_found(module, spec.top)) for module, spec in mixtures})
+    if experts > usual[0]:
+        raise ConfigError(f"{_FEWER}: {experts} is more than the model's own {usual[0]} experts a token", param=_FEWER)
+    for module, spec in mixtures:
+        owner, _, name = spec.top.rpartition(".")
+        setattr(attrgetter(owner)(module) if owner else module, name, experts)
+    return f"{experts} of {'/'.join(map(str, usual))} experts a token"
+
+
+_FEWER: Final = "moe_top_k"
 
 
 def join_moes(model: nn.Module) -> int:

@@ -175,6 +175,7 @@ class AnswerHead:
     source: PromptSource | None = None  # of the prompts, for the receipt
     speculate: tuple[str, ...] | None = None  # the proposers that the request names
     adapter: str | None = None  # the LoRA adapter of the answer
+    lossy: tuple[str, ...] = ()  # settings of the server that change it
 
     @property
     def common(self) -> dict[str, Any]:
@@ -197,7 +198,7 @@ class AnswerHead:
         request: Request | None = None,
     ) -> AnswerHead:
         source = None if prompts is None else PromptSource.of(served, prompts)
-        head = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
+        head = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source, lossy=served.card.lossy)
         if request is None:
             return head
         adapter = None if request.lora is None else request.lora.name
@@ -253,7 +254,7 @@ class SpeculationBody(Struct):
 
 class Receipt(Struct):
     """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
-    found within thinking, and which fields had no effect."""
+    found within thinking, settings that changed the answer, and which fields had no effect."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -262,6 +263,7 @@ class Receipt(Struct):
     specprefill: SpecprefillReceipt | UnsetType = UNSET
     adapter: str | UnsetType = UNSET
     calls_in_thinking: int | UnsetType = UNSET
+    lossy: list[str] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -273,7 +275,17 @@ class Receipt(Struct):
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
         specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        return cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
+        return cls(
+            timing,
+            cache,
+            prompt,
+            speculation,
+            specprefill,
+            head.adapter or UNSET,
+            calls,
+            list(head.lossy) or UNSET,
+            head.ignored or UNSET,
+        )
 
 
 class IgnoredNote(Struct):

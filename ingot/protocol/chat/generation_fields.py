@@ -151,7 +151,7 @@ class RequestFields:
         return Request(
             id=id,
             prompts=tuple(each.prompt for each in prompts),
-            max_tokens=max_tokens,
+            max_tokens=served.max_tokens if max_tokens is None else max_tokens,
             n=n,
             sampling=sampling,
             stop=stop,

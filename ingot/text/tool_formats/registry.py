@@ -121,17 +121,18 @@ def thinking_by_name(name: str, *, param: str | None = None) -> ThinkingFormat |
     return _THINKING_BY_NAME[name]
 
 
-def tool_format_problem(name: str) -> str | None:
-    """What is wrong with a format's name, for checking settings; None if nothing is."""
-    return None if name in _FORMATS_BY_NAME else _unknown_name("tool format", name, FORMAT_NAMES)
+def tool_format_problem(name: str, meant: str | None = None) -> str | None:
+    """What is wrong with a format's name, for checking settings; None if nothing is. `meant` is what it is known to
+    mean."""
+    return None if name in _FORMATS_BY_NAME else _unknown_name("tool format", name, FORMAT_NAMES, meant)
 
 
-def thinking_format_problem(name: str) -> str | None:
-    return None if name in _THINKING_BY_NAME else _unknown_name("thinking format", name, THINKING_NAMES)
+def thinking_format_problem(name: str, meant: str | None = None) -> str | None:
+    return None if name in _THINKING_BY_NAME else _unknown_name("thinking format", name, THINKING_NAMES, meant)
 
 
-def _unknown_name(what: str, name: str, names: Iterable[str]) -> str:
-    near = nearest_name(name, names)
+def _unknown_name(what: str, name: str, names: Iterable[str], meant: str | None) -> str:
+    near = meant or nearest_name(name, names)
     hint = f" Did you mean {near}?" if near else ""
     return f"There is no {what} {name!r}.{hint} Known: {', '.join(names)}."
 
