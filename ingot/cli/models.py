@@ -273,6 +273,7 @@ def find_removable(name: str, models_dir: Path) -> RemovableModel:
     from ingot.models.files import packaged
     from ingot.models.files.model_store import find_stored_model, remove_stored_model
     from ingot.models.files.progress import no_progress
+    from ingot.models.files.short_names import full_model_name
 
     model = packaged.find_packaged_model(name)
     stored_model = find_stored_model(model.name if model else name, models_dir)
@@ -286,7 +287,7 @@ def find_removable(name: str, models_dir: Path) -> RemovableModel:
         raise ModelError(f"{model.name} has not been fetched, so there is nothing to remove")
     if Path(name).expanduser().exists() or (models_dir / name).exists():
         raise ModelError(f"{name} is a file or folder of your own: ingot did not put it there and does not remove it")
-    if (cached := _in_hub_cache(name)) is not None:
+    if (cached := _in_hub_cache(full_model_name(name))) is not None:
         return cached
     raise ModelError(f"there is no model {name!r} here; `ingot models` lists those that are")
 
