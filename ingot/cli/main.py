@@ -22,6 +22,7 @@ COMMANDS = {
     "pull": "download a model, and convert it if necessary",
     "convert": "quantise a model's weights, and keep or add its draft head",
     "models": "list downloaded models, and packaged ones that can be downloaded by name",
+    "show": "show what a model is and can do",
     "rm": "remove a downloaded or converted model",
     "bench": "benchmark a server, and measure what speculation gains",
     "cache": "show, explain, clear, export and import a running server's prefix cache",

@@ -40,10 +40,22 @@ class ListedModel:
 def run_models(arguments: list[str]) -> int:
     parser = CommandParser("models", ABOUT_MODELS)
     parser.flag("--json", action="store_true", help="print the list as JSON")
+    parser.flag(
+        "--recommend",
+        action="store_true",
+        help="list models that fit this machine's memory instead, by task, with the command that serves each",
+    )
     leave_out = ("offline", "context", "dtype", "chat_template")
     add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
+    parser.flag("--memory", metavar="MEMORY", help="recommend what fits into this budget, such as 12GB or 60%%")
     namespace = parser.parse(arguments)
-    folder = settings_from_arguments(namespace).settings.models_dir
+    settings = settings_from_arguments(namespace).settings
+    folder = settings.models_dir
+    if "recommend" in vars(namespace):
+        from ingot.cli.recommend import print_recommended
+
+        print_recommended(settings, as_json="json" in vars(namespace))
+        return 0
     listed = [_with_memory(model) for model in (*list_packaged(folder), *list_local(folder), *list_hub_cache())]
     if "json" in vars(namespace):
         print(json.dumps({"models_dir": str(folder), "models": [asdict(model) for model in listed]}, indent=2))

@@ -176,7 +176,7 @@ def model_kind(name: str, settings: Settings) -> str:
     model = packaged.find_packaged_model(name)
     if model is not None:
         return model.kind
-    folder = _local_folder(name, settings)
+    folder = local_model_folder(name, settings)
     named = find_named_model(name)
     if named is not None and folder in (None, hub.cached_hub_folder(named.hub_id)):
         return named.kind  # which is not always seen in the files
@@ -204,7 +204,9 @@ def model_kind_in(folder: Path) -> str:
 def has_vision(name: str, settings: Settings) -> bool:
     """Whether a local model has a vision tower that would be loaded."""
     folder = (
-        None if settings.text_only or packaged.find_packaged_model(name) is not None else _local_folder(name, settings)
+        None
+        if settings.text_only or packaged.find_packaged_model(name) is not None
+        else local_model_folder(name, settings)
     )
     config = {} if folder is None else _config_or_empty(folder)
     if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
@@ -214,7 +216,9 @@ def has_vision(name: str, settings: Settings) -> bool:
     return config.get("model_type") in PROCESSORS
 
 
-def _local_folder(name: str, settings: Settings) -> Path | None:
+def local_model_folder(name: str, settings: Settings) -> Path | None:
+    """Where a model's files are on this machine: a folder, or a .gguf file that the user named. None where they are
+    not here; a packaged model is known by its name in the models folder."""
     path = Path(name).expanduser()
     if path.exists():
         return path
