@@ -29,6 +29,7 @@ COMMANDS = {
     "replay": "run a captured request again, and show where the answers differ",
     "service": "install a server as a system service",
     "mcp": "offer a running server's models to MCP clients",
+    "extras": "list optional packages, and install what a feature needs",
     "doctor": "check this machine: what it offers, what is missing and how to install it",
 }
 

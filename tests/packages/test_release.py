@@ -60,7 +60,7 @@ def test_a_version_has_its_part_of_the_changelog(tmp_path: Path) -> None:
 
 def test_the_page_on_installing_names_the_files_of_this_version_and_extras_that_exist() -> None:
     page = (ROOT / "docs" / "install.md").read_text()
-    assert set(re.findall(r"ingot-([\d.]+)-py3", page)) == {__version__}
+    assert set(re.findall(r"ingot_mlx-([\d.]+)-py3", page)) == {__version__}
     assert set(re.findall(r"ingot_native-([\d.]+)-", page)) == {__version__}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\.whl\[([a-z]+)\]", page)) == {"cpu", "cuda"} <= extras.keys()
