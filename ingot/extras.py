@@ -9,7 +9,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +81,8 @@ def requirement_name(requirement: str) -> str:
 
 
 def installed_version(requirement: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # which a server does without until it is ready
+
     try:
         return version(requirement_name(requirement))
     except PackageNotFoundError:
@@ -96,6 +97,8 @@ def unmet_requirements(extra: str) -> list[str]:
 
 def own_requirements() -> list[str]:
     """What ingot itself requires, which packages that are installed later must leave as it is."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         return [each for each in requires(DISTRIBUTION) or [] if ";" not in each]
     except PackageNotFoundError:

@@ -17,6 +17,8 @@ from ingot.version import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
+    "ps": "list the servers that run on this machine",
+    "stop": "stop a server",
     "chat": "chat with a model or a server in the terminal",
     "launch": "start Claude Code, Codex, opencode or aider with a server",
     "pull": "download a model, and convert it if necessary",
@@ -33,7 +35,7 @@ COMMANDS = {
     "doctor": "check this machine: what it offers, what is missing and how to install it",
 }
 
-MODULES = {"pull": "models", "convert": "models", "rm": "models"}
+MODULES = {"pull": "models", "convert": "models", "rm": "models", "ps": "servers", "stop": "servers"}
 """Commands that are in another command's module."""
 
 

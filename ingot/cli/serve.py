@@ -7,6 +7,7 @@ After a lost device the same command is run again in place of this one, at the s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -22,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.cli.group import (
@@ -31,9 +32,11 @@ from ingot.cli.group import (
     refuse_several_models,
     report_to_parent,
     run_follower,
+    seconds_to_stop,
     settings_for_group,
     supervise_group,
 )
+from ingot.cli.servers import registered_server
 from ingot.config import SETTINGS, ModelEntry, Settings, model_entries, single_model_entries
 from ingot.distributed.place import LISTEN_VARIABLE, RankConfig, read_rank_config
 from ingot.errors import DeviceLost
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from ingot.config import Settings
     from ingot.distributed.heartbeat import HeartbeatSender
     from ingot.engine.engine import Engine, ModelEngine
+    from ingot.engine.fleet import Fleet
     from ingot.engine.loading.model_loader import ModelLoader
     from ingot.engine.request import ModelCard
     from ingot.engine.status import ModelStatus
@@ -157,7 +161,11 @@ def _serve_fleet(
 
     # The port is taken before a model is loaded, so that a wrong one is known at once.
     returns = signs is None and LISTEN_VARIABLE in os.environ
-    with contextlib.closing(inherited_listener(settings)) as listener:
+    alone = signs is None  # a rank's parent is the server that people see
+    with contextlib.closing(inherited_listener(settings)) as listener, contextlib.ExitStack() as at_end:
+        names = [entry.name for entry in entries]
+        own = registered_server(listener.url, names, seconds_to_stop(settings)) if alone else None
+        record = None if own is None else at_end.enter_context(own)
         try:
             loader = ModelLoader(settings, entries)
             with _answering_unavailable(listener, settings) if returns else contextlib.nullcontext():
@@ -168,6 +176,8 @@ def _serve_fleet(
             exit_lost_device("the device was lost") if signs is not None else restart_process(listener.sockets)
 
         def print_ready(url: str) -> None:
+            if record is not None:
+                record.keep_updated(asyncio.get_running_loop(), lambda: _status_of(server, fleet))
             if models:
                 print(resident_record(url, [engine for _, engine in models], settings), flush=True)
             else:
@@ -190,7 +200,7 @@ def _serve_fleet(
             server.leave = exit_at_once
             if signs is not None:
                 report_to_parent(signs, cast("Engine", models[0][1]), server)
-            lost = _LostDevice(server, alone=signs is None)
+            lost = _LostDevice(server, alone=alone)
             loader.on_device_lost(lost)
             server.run()
         except BaseException:
@@ -201,6 +211,16 @@ def _serve_fleet(
             exit_at_once()
         _print_saving(settings)
         loader.close()
+
+
+def _status_of(server: HttpServer, fleet: Fleet) -> dict[str, Any]:
+    """What `ingot ps` shows."""
+    return {
+        "state": "stopping" if server.should_exit else "ready",
+        "models": [(status.name, status.state) for status in fleet.statuses()],
+        "running": len(server.shared_state.live),
+        "answered": sum(server.shared_state.statuses.values()),
+    }
 
 
 def load_resident_models(loader: ModelLoader) -> list[tuple[ModelEntry, ModelEngine]]:
