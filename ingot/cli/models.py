@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
+from ingot.models.files.gguf_files import REFERENCES_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ingot.models.files.model_store import StoredModel
     from ingot.models.memory_needs import MemoryNeeds
 
+WEIGHT_FILES: Final = ("model*.safetensors", "kokoro*.safetensors", REFERENCES_FILE)
 ABOUT_MODELS = "List the models that are here, and those that can be fetched by name."
 
 
@@ -97,6 +100,36 @@ def _listed_name(stored: list[StoredModel]) -> dict[Path, str]:
         stored_model.path: stored_model.name if times[stored_model.name.lower()] == 1 else stored_model.path.name
         for stored_model in stored
     }
+
+
+def models_in_folder(folder: Path) -> dict[str, Path]:
+    """All models that can be served from a folder, by the names of their folders or files: its own, and those one level
+    deeper, as other programs store them (org/name). A converted file goes by the file, where that is there as well."""
+    from ingot.models.files.gguf_files import gguf_part_name
+    from ingot.models.files.model_store import list_stored_models
+
+    listed = _listed_name(list_stored_models(folder))
+    found: dict[str, Path] = {}
+    paths = [*folder.glob("*"), *folder.glob("*/*")]
+    for path in sorted(paths, key=lambda path: (len(path.parts), path.is_dir(), path.name.lower())):
+        if path.name.startswith(".") or path.parent.name.startswith(".") or (path.parent / "config.json").is_file():
+            continue
+        part = gguf_part_name(path.name)
+        if path.suffix.lower() == ".gguf" and path.is_file() and (part is None or part.number == 1):
+            found[_as_model_name(path.stem if part is None else part.stem)] = path
+        elif (path / "config.json").is_file() and any(any(path.glob(pattern)) for pattern in WEIGHT_FILES):
+            name = _as_model_name(listed.get(path, path.name))
+            if name in found and path in listed:
+                continue  # the file that it was made of
+            if name in found:
+                name = _as_model_name(f"{path.parent.name}/{path.name}")
+            found.setdefault(name, path)
+    return found
+
+
+def _as_model_name(text: str) -> str:
+    """Without the characters that mean something in names of models."""
+    return re.sub(r"[*=:,]", "-", text)
 
 
 def _folder_bytes(path: Path) -> int:

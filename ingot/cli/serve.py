@@ -37,12 +37,12 @@ from ingot.cli.group import (
     supervise_group,
 )
 from ingot.cli.servers import registered_server
-from ingot.config import SETTINGS, ModelEntry, Settings, model_entries, single_model_entries
+from ingot.config import SETTINGS, Config, ModelEntry, Settings, model_entries, single_model_entries
 from ingot.distributed.place import LISTEN_VARIABLE, RankConfig, read_rank_config
-from ingot.errors import DeviceLost
+from ingot.errors import ConfigError, DeviceLost
 from ingot.extras import require_extra
 from ingot.kernels.device import is_device_lost
-from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
+from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind, model_kind_in
 
 if TYPE_CHECKING:
     from ingot.config import Settings
@@ -79,9 +79,20 @@ def run_serve(arguments: list[str]) -> int:
     known = SETTINGS["model"]
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{known.help} (default: {known.default})")
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
+    parser.flag(
+        "--all",
+        action="store_true",
+        help="serve all models in the folder that --models-dir names, by their folders' and files' names; each is "
+        "loaded when a request first names it",
+    )
     add_settings(parser)
     namespace = parser.parse(arguments)
-    config = settings_from_arguments(namespace)
+
+    def read_settings() -> Config:
+        config = settings_from_arguments(namespace)
+        return with_whole_folder(config) if "all" in vars(namespace) else config
+
+    config = read_settings()
     entries = model_entries(config.settings, model_kind)
     if "print_config" in vars(namespace):
         from ingot.cli.show_config import format_config
@@ -98,10 +109,29 @@ def run_serve(arguments: list[str]) -> int:
     if hosts is not None:
         return supervise_group(config.settings, hosts, arguments)
     if here is not None:
-        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace).settings)
+        _serve_rank(config.settings, here, lambda: read_settings().settings)
         return 0
-    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace).settings)
+    _serve_fleet(entries, config.settings, lambda: read_settings().settings)
     return 0
+
+
+def with_whole_folder(config: Config) -> Config:
+    """The same for a server of all models in the models folder. Raises ConfigError where there are none, or where the
+    settings name models themselves."""
+    from ingot.cli.models import models_in_folder
+
+    settings = config.settings
+    for name in ("model", "models", "models_config"):
+        if config.origins[name] != "default":
+            raise ConfigError(f"--all serves what is in {settings.models_dir}: do not give {name}, too")
+    found = models_in_folder(settings.models_dir)
+    if not found:
+        raise ConfigError(f"there are no models in {settings.models_dir}; --models-dir names another folder")
+    models = {
+        name: {"path": str(path.absolute()), "kind": CHAT_KIND if path.is_file() else model_kind_in(path)}
+        for name, path in found.items()
+    }
+    return replace(config, settings=replace(settings, models=models, lazy=True))
 
 
 def require_extras(entries: Sequence[ModelEntry]) -> None:
