@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ingot.engine.request import ModelCard
     from ingot.engine.status import ModelStatus
     from ingot.http.server import HttpServer, Listener
+    from ingot.models.files.progress import TerminalProgress
     from ingot.protocol.served import TaskCard
     from ingot.text.tool_formats.registry import FoundFormat
 
@@ -188,6 +189,7 @@ def _serve_fleet(
     from ingot.engine.loading.model_loader import ModelLoader
     from ingot.http.app import build_fleet_app, import_in_background
     from ingot.http.server import make_app_server
+    from ingot.models.files.progress import TerminalProgress
 
     # The port is taken before a model is loaded, so that a wrong one is known at once.
     returns = signs is None and LISTEN_VARIABLE in os.environ
@@ -228,11 +230,14 @@ def _serve_fleet(
             app = build_fleet_app(fleet, loader.health, settings)
             server = make_app_server(app, settings, print_ready, listener, settings_again)
             server.leave = exit_at_once
+            stopping = TerminalProgress()
+            server.show = stopping.note if sys.stderr.isatty() else None
             if signs is not None:
                 report_to_parent(signs, cast("Engine", models[0][1]), server)
             lost = _LostDevice(server, alone=alone)
             loader.on_device_lost(lost)
             server.run()
+            stopping.finish()
         except BaseException:
             loader.close()
             raise
@@ -240,7 +245,8 @@ def _serve_fleet(
         if server.force_exit or server.fatal_error:
             exit_at_once()
         _print_saving(settings)
-        loader.close()
+        with _showing_end(stopping):
+            loader.close()
 
 
 def _status_of(server: HttpServer, fleet: Fleet) -> dict[str, Any]:
@@ -266,6 +272,17 @@ def load_resident_models(loader: ModelLoader) -> list[tuple[ModelEntry, ModelEng
     except Exception:
         loader.close()
         raise
+    finally:
+        progress.finish()
+
+
+@contextlib.contextmanager
+def _showing_end(progress: TerminalProgress) -> Iterator[None]:
+    """Unloading many gigabytes takes a while, which a terminal shows."""
+    if sys.stderr.isatty():
+        progress("stopping: letting go of the models")
+    try:
+        yield
     finally:
         progress.finish()
 

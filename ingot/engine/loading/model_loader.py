@@ -6,7 +6,9 @@ Light to import and to make: what a model needs is imported by the first load, o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,11 +16,26 @@ from ingot.config import ModelEntry, Settings, served_name, with_name
 from ingot.engine.loop import engine_loop
 from ingot.engine.status import Health
 from ingot.kernels import device
+from ingot.models.files.progress import Progress, TerminalProgress, no_progress
+from ingot.observe.steps import reporting_steps
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
     from ingot.engine.loading.fleet_models import BlockingModelLoader, FoundModel
-    from ingot.models.files.progress import Progress
+
+
+@contextmanager
+def showing_on_terminal() -> Iterator[Progress]:
+    """Shows progress where somebody looks on; elsewhere the log says when it is done."""
+    progress = TerminalProgress()
+    try:
+        yield progress if sys.stderr.isatty() else no_progress
+    finally:
+        progress.finish()
+
+
+def ignore_share(done: float) -> None:
+    """For who does not ask how far a load is."""
 
 
 class ModelLoader:
@@ -62,15 +79,27 @@ class ModelLoader:
         """The main model and those alongside it, each under the name that its files have. Not for an event loop.
         Raises IngotError."""
         main, *alongside = self._entries
+        progress("starting the engine")
         located = [self._loading.find(entry, progress) for entry in alongside]
         first = self._loading.find(main, progress)  # what it has of the memory depends on the others
         entries = [with_name(main, served_name(main.settings, first.folder.name))]
         for entry, found in zip(alongside, located, strict=True):
             entries.append(with_name(entry, found.folder.name, entries))
-        names = [*(entry.name for entry in entries), *(helper.name for helper in first.further.values())]
-        progress(f"loading {', '.join(dict.fromkeys(names))}")
         models = zip(entries, [first, *located], strict=True)
-        return [(entry, self._loading.load(entry, found, _ignore_progress)) for entry, found in models]
+        return [(entry, self._load_showing(entry, found, progress)) for entry, found in models]
+
+    def _load_showing(
+        self, entry: ModelEntry, found: FoundModel, progress: Progress, report: Callable[[float], None] = ignore_share
+    ) -> ModelEngine:
+        """Show the bytes of weights that are there, and what comes after them."""
+        size = found.weight_bytes
+
+        def show_share(share: float) -> None:
+            report(share)
+            progress(f"loading {entry.name}", int(share * size), size)
+
+        with reporting_steps(lambda step: progress(f"loading {entry.name}: {step}")):
+            return self._loading.load(entry, found, show_share)
 
     async def measure(self, entry: ModelEntry) -> int:
         """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
@@ -82,15 +111,14 @@ class ModelLoader:
     async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:
         """`report` is called with the share that is done, from any thread. Raises IngotError."""
         found = self._found.pop(entry.name)  # whoever loads it again looks at its files again
-        return await asyncio.to_thread(self._loading.load, entry, found, report)
+        with showing_on_terminal() as progress:
+            return await asyncio.to_thread(self._load_showing, entry, found, progress, report)
 
     async def unload(self, engine: ModelEngine) -> None:
         """Returns when its memory is back."""
-        await asyncio.to_thread(self._loading.unload, engine)
-
-
-def _ignore_progress(done: float) -> None:
-    """Nobody can be told yet."""
+        with showing_on_terminal() as progress:
+            progress(f"unloading {engine.card.name}")
+            await asyncio.to_thread(self._loading.unload, engine)
 
 
 def _blocking_loader_class() -> type[BlockingModelLoader]:

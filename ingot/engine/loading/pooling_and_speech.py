@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -84,7 +85,7 @@ def _with_pauses(between: Callable[[], None], load: Callable[[], T]) -> Callable
         with loading_with_pauses(between):
             return load()
 
-    return loaded
+    return partial(copy_context().run, loaded)  # which knows whom to tell of its steps
 
 
 def load_pooling_model(task: PoolingTask, folder: ModelFolder, settings: Settings, memory: int) -> ServedPoolingModel:
