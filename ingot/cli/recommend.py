@@ -89,20 +89,17 @@ def _format_row(each: Recommendation, width: int) -> str:
     return f"{each.command:<{width}}  {size:<20}  {format_bytes(each.download_bytes):>8}  {context}".rstrip()
 
 
-def offer_recommended(settings: Settings) -> str | None:
-    """What to tell a user who started a server without naming a model: the best chat model that fits, if it is a
-    better one than the packaged model and can be fetched."""
-    from ingot.kernels.device import current_device, memory_budget
-
-    device = current_device()
-    budget = memory_budget(device, settings.memory)
-    best = next((each for each in recommend_models(budget, device.kind) if each.task == "chat"), None)
-    if best is None or settings.offline or not hub_answers():
+def offer_models(settings: Settings, budget: int, device: str) -> str | None:
+    """What to tell a user who started a server without naming a model: the best chat models that fit, where they can be
+    fetched. Takes as long as the hub takes to be reached."""
+    chat = [each for each in recommend_models(budget, device) if each.task == "chat"][:OFFERED]
+    if not chat or settings.offline or not hub_answers():
         return None
-    return (
-        f"{settings.model} is small; this machine has memory for {best.name} ({best.download_bytes / 1e9:.1f} GB to "
-        f"fetch): `{best.command}`. `ingot models --recommend` shows more."
-    )
+    named = " or ".join(f"`{each.command}` ({each.download_bytes / 1e9:.1f} GB to fetch)" for each in chat)
+    return f"tip: {settings.model} is small, and this machine has memory for more: {named}; `ingot models --recommend`"
+
+
+OFFERED: Final = 2
 
 
 HUB_ANSWERS_S: Final = 1.0

@@ -112,7 +112,9 @@ def run_serve(arguments: list[str]) -> int:
     if here is not None:
         _serve_rank(config.settings, here, lambda: read_settings().settings)
         return 0
-    _serve_fleet(entries, config.settings, lambda: read_settings().settings)
+    named = config.origins["model"] != "default" or config.settings.models or config.settings.models_config
+    offers = not named and sys.stdout.isatty()
+    _serve_fleet(entries, config.settings, lambda: read_settings().settings, offers=offers)
     return 0
 
 
@@ -183,6 +185,8 @@ def _serve_fleet(
     settings: Settings,
     settings_again: Callable[[], Settings],
     signs: HeartbeatSender | None = None,
+    *,
+    offers: bool = False,
 ) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
     from ingot.engine.fleet import Fleet
@@ -217,6 +221,8 @@ def _serve_fleet(
                 import_in_background(then=loader.warm_up)
             if signs is not None:
                 signs.did(0)
+            if offers:
+                threading.Thread(target=_print_offer, args=(settings, loader), name="ingot-offer", daemon=True).start()
 
         try:
             if models:
@@ -247,6 +253,14 @@ def _serve_fleet(
         _print_saving(settings)
         with _showing_end(stopping):
             loader.close()
+
+
+def _print_offer(settings: Settings, loader: ModelLoader) -> None:
+    """On a terminal where no model was named: which ones fit. Nobody is asked, and nothing waits for it."""
+    from ingot.cli.recommend import offer_models
+
+    if (offer := offer_models(settings, loader.memory, loader.device_kind)) is not None:
+        print(offer, flush=True)
 
 
 def _status_of(server: HttpServer, fleet: Fleet) -> dict[str, Any]:

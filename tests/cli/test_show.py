@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
+from ingot.cli import recommend
 from ingot.cli.show import count_parameters
+from ingot.config import Settings
 from ingot.models.files.short_names import find_named_model
 from ingot.text.input_files import read_json_object
 from tests.cli.conftest import Done
@@ -70,6 +73,29 @@ def test_models_are_recommended_that_fit_the_memory_budget(memory: str, run_here
     for model in found["models"]:
         assert model["weight_bytes"] < found["memory_budget"] and find_named_model(model["name"]) is not None
         assert model["command"].endswith(f" {model['name']}")
+
+
+@pytest.mark.parametrize(("reached", "offline"), [(True, False), (False, False), (True, True)])
+def test_models_are_offered_where_the_hub_can_be_reached(
+    reached: bool, offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recommend, "hub_answers", lambda: reached)
+    offer = recommend.offer_models(Settings(offline=offline), 12 * 10**9, "metal")
+    assert (offer is not None) is (reached and not offline)
+    if offer is not None:
+        assert offer.startswith("tip: smollm2-135m is small") and "`ingot serve qwen3.5-9b` (6.0 GB to fetch)" in offer
+
+
+def test_the_hub_answers_where_its_port_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        assert recommend.hub_answers()
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert not recommend.hub_answers()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert not recommend.hub_answers()
 
 
 def test_a_task_without_a_model_that_fits_says_so(run_here: Callable[..., Done]) -> None:

@@ -49,6 +49,10 @@ class ModelLoader:
         self.loop.start()
         self._device = self.loop.run(device.current_device)
 
+    @property
+    def device_kind(self) -> str:
+        return self._device.kind
+
     @cached_property
     def memory(self) -> int:
         """Bytes that all models may have together."""
