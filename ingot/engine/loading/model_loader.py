@@ -6,17 +6,19 @@ Light to import and to make: what a model needs is imported by the first load, o
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from ingot.config import ModelEntry, Settings, served_name, with_name
 from ingot.engine.loop import engine_loop
 from ingot.engine.status import Health
 from ingot.kernels import device
-from ingot.models.files.progress import Progress, TerminalProgress, no_progress
+from ingot.models.files.progress import Progress, TerminalProgress
 from ingot.observe.steps import reporting_steps
 
 if TYPE_CHECKING:
@@ -24,12 +26,23 @@ if TYPE_CHECKING:
     from ingot.engine.loading.fleet_models import BlockingModelLoader, FoundModel
 
 
+log: Final = logging.getLogger("ingot.fleet")
+
+
+class _LogLines(io.TextIOBase):
+    """A stream whose lines are in the log."""
+
+    def write(self, text: str) -> int:
+        log.info("%s", text.rstrip())
+        return len(text)
+
+
 @contextmanager
-def showing_on_terminal() -> Iterator[Progress]:
-    """Shows progress where somebody looks on; elsewhere the log says when it is done."""
-    progress = TerminalProgress()
+def showing_progress() -> Iterator[Progress]:
+    """Of a server that runs: on its terminal, or else in its log."""
+    progress = TerminalProgress(sys.stderr if sys.stderr.isatty() else cast("TextIO", _LogLines()))
     try:
-        yield progress if sys.stderr.isatty() else no_progress
+        yield progress
     finally:
         progress.finish()
 
@@ -109,18 +122,19 @@ class ModelLoader:
         """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
         IngotError."""
         if entry.name not in self._found:
-            self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry))
+            with showing_progress() as progress:
+                self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry, progress))
         return self._found[entry.name].claim
 
     async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:
         """`report` is called with the share that is done, from any thread. Raises IngotError."""
         found = self._found.pop(entry.name)  # whoever loads it again looks at its files again
-        with showing_on_terminal() as progress:
+        with showing_progress() as progress:
             return await asyncio.to_thread(self._load_showing, entry, found, progress, report)
 
     async def unload(self, engine: ModelEngine) -> None:
         """Returns when its memory is back."""
-        with showing_on_terminal() as progress:
+        with showing_progress() as progress:
             progress(f"unloading {engine.card.name}")
             await asyncio.to_thread(self._loading.unload, engine)
 
