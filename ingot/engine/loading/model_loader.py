@@ -115,7 +115,11 @@ class ModelLoader:
             report(share)
             progress(f"loading {entry.name}", int(share * size), size)
 
-        with reporting_steps(lambda step: progress(f"loading {entry.name}: {step}")):
+        def show_step(step: str) -> None:
+            if sys.stderr.isatty():  # the log says when one is done
+                progress(f"loading {entry.name}: {step}")
+
+        with reporting_steps(show_step):
             return self._loading.load(entry, found, show_share)
 
     async def measure(self, entry: ModelEntry) -> int:
@@ -135,7 +139,8 @@ class ModelLoader:
     async def unload(self, engine: ModelEngine) -> None:
         """Returns when its memory is back."""
         with showing_progress() as progress:
-            progress(f"unloading {engine.card.name}")
+            if sys.stderr.isatty():  # the log says why, and when it is done
+                progress(f"unloading {engine.card.name}")
             await asyncio.to_thread(self._loading.unload, engine)
 
 
