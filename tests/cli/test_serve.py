@@ -171,8 +171,8 @@ def test_a_model_that_cannot_chat_is_tried_with_a_text_and_says_how_it_could() -
         read_chat({"messages": [{"role": "user", "content": "Hi"}]}, served, "one")
 
 
-def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
-    serving: tuple[subprocess.Popen[str], list[str]],
+def test_a_served_model_answers_what_the_ready_record_says_is_listed_and_ctrl_c_ends_it(
+    serving: tuple[subprocess.Popen[str], list[str]], tmp_path: Path
 ) -> None:
     process, lines = serving
     facts = lines[0].split(" | ")
@@ -182,8 +182,13 @@ def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
     body = json.loads(lines[-1].split(" -d ")[1].strip("'"))
     answer = ServerClient(url).post("chat/completions", body | {"max_tokens": 2})
     assert answer["choices"][0]["message"]["content"]
+    (listed,) = (tmp_path / ".local/state/ingot/servers").iterdir()
+    record = json.loads(listed.read_text())
+    assert (record["pid"], record["url"], record["state"]) == (process.pid, url, "ready")
+    assert record["models"] == [[DEFAULT_MODEL, "loaded"]]
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_S) == 0
+    assert not listed.exists()
 
 
 def test_a_model_runs_inside_the_chat_when_no_server_is_named(models: Path, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_a_duration_is_told_in_the_unit_that_fits(seconds: float, text: str) -> 
     assert format_duration(seconds) == text
 
 
+@pytest.mark.slow
 def test_a_real_server_is_listed_without_its_key_and_stopped(tmp_path: Path, run_here: Callable[..., Done]) -> None:
     env = environment(tmp_path, INGOT_API_KEY=KEY)
     server = start([INGOT, "serve", "--port", "0", "--lazy"], env=env, stdout=subprocess.PIPE, text=True)
