@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
+from ingot.extras import extras_command, missing_packages
 from ingot.models.files.short_names import TASKS, NamedModel, Task, fitting_models
 
 if TYPE_CHECKING:
@@ -37,10 +38,22 @@ class Recommendation:
 
     @classmethod
     def of(cls, model: NamedModel, task: Task, device: str, context: int) -> Recommendation:
+        blind = " --text-only" if task in ("chat", "code") and lacks_extra_to_see(model) else ""
         return cls(
             *(task, model.name, model.hub_id, model.parameters, model.active),
-            *(model.size, model.weight_bytes(device), context, f"ingot {TASKS[task][1]} {model.name}"),
+            *(model.size, model.weight_bytes(device), context, f"ingot {TASKS[task][1]} {model.name}{blind}"),
         )
+
+
+TASK_EXTRAS: Final[dict[Task, str]] = {"vision": "vision", "audio": "audio"}
+"""The optional packages that a task needs."""
+
+
+def lacks_extra_to_see(model: NamedModel) -> bool:
+    """Whether a model with a vision tower is served for text alone, until an extra is installed."""
+    from ingot.media.image_processors import PROCESSORS
+
+    return "vision" in model.tasks and model.family in PROCESSORS and bool(missing_packages("vision"))
 
 
 def recommend_models(budget: int, device: str) -> list[Recommendation]:
@@ -75,7 +88,9 @@ def _format_recommended(found: Sequence[Recommendation], device: Device, budget:
     width = max((len(each.command) for each in found), default=0)
     for task, (words, _) in TASKS.items():
         rows = [each for each in found if each.task == task]
-        lines += ["", f"{words}{'' if rows else ': nothing that is known by a short name fits'}"]
+        extra = TASK_EXTRAS.get(task)
+        needs = f" (after `{extras_command(extra)}`)" if extra is not None and missing_packages(extra) else ""
+        lines += ["", f"{words}{needs if rows else ': nothing that is known by a short name fits'}"]
         lines += [f"  {_format_row(each, width)}" for each in rows]
     return "\n".join([*lines, "", f"The best of each kind comes first{slow}. All are 4-bit unless they are small."])
 

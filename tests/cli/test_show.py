@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_an_unknown_model_is_not_looked_for_on_the_hub(run_here: Callable[..., D
     assert done.returncode == 1 and "not in the hub's cache" in done.stderr
 
 
-@pytest.mark.parametrize("memory", ["3GB", "20GB"])
+@pytest.mark.parametrize("memory", ["3GB", "6GB"])
 def test_models_are_recommended_that_fit_the_memory_budget(memory: str, run_here: Callable[..., Done]) -> None:
     found = json.loads(run_here("models", "--recommend", "--json", "--memory", memory).stdout)
     assert found["memory_budget"] == int(memory.removesuffix("GB")) * 10**9
@@ -96,6 +97,19 @@ def test_the_hub_answers_where_its_port_does(monkeypatch: pytest.MonkeyPatch) ->
         assert not recommend.hub_answers()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert not recommend.hub_answers()
+
+
+def test_without_the_extra_models_that_see_are_recommended_for_text_alone(
+    run_here: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    text = run_here("models", "--recommend", "--memory", "6GB").stdout
+    assert "images (after `" in text and "extras add vision`)" in text and "speech to text\n" in text
+    chat, _, rest = text.partition("images (after")
+    assert "ingot serve qwen3-4b " in chat and "ingot serve qwen3.5-2b  " in rest
+    monkeypatch.setattr(recommend, "hub_answers", lambda: True)
+    offer = recommend.offer_models(Settings(), 12 * 10**9, "metal")
+    assert offer is not None and "`ingot serve qwen3.5-9b --text-only`" in offer
 
 
 def test_a_task_without_a_model_that_fits_says_so(run_here: Callable[..., Done]) -> None:
