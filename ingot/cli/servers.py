@@ -33,6 +33,8 @@ REFRESH_S: Final = 2.0
 SLACK_S: Final = 15.0
 """Beyond what requests may take: to save what is cached, and to let go of the models."""
 POLL_S: Final = 0.1
+HURRY_S: Final = (0.5, 5.0)
+"""When --now interrupts a server that does not wait, and when it kills one that is not gone by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +206,15 @@ def run_stop(arguments: list[str]) -> int:
         metavar="PID|PORT|all",
         help="the server's process or port, as `ingot ps` lists them, or all (default: the only one)",
     )
-    parser.flag("--now", action="store_true", help="do not wait for running requests")
+    parser.flag(
+        "--now",
+        action="store_true",
+        help="end running requests instead of waiting; a server that still runs after 5 s is killed",
+    )
     namespace = parser.parse(arguments)
     servers = _choose_servers(namespace.which, list_servers())
     for each in servers:
-        _signal(each)
+        _signal(each, signal.SIGTERM)
     for each in servers:
         _await_end(each, hurry="now" in vars(namespace))
         print(f"stopped {each.pid} ({each.url})")
@@ -234,12 +240,12 @@ def _choose_servers(which: str | None, servers: list[ServerRecord]) -> list[Serv
     return chosen
 
 
-def _signal(server: ServerRecord) -> None:
+def _signal(server: ServerRecord, number: signal.Signals) -> None:
     """Raises IngotError. Looks again whether it is the same process, so that no other is ever signalled."""
     if process_start(server.pid) != server.process_start:
         return
     try:
-        os.kill(server.pid, signal.SIGTERM)
+        os.kill(server.pid, number)
     except ProcessLookupError:
         return
     except OSError as error:
@@ -251,7 +257,7 @@ def _await_end(server: ServerRecord, *, hurry: bool) -> None:
 
     progress = TerminalProgress()
     began = time.monotonic()
-    asked_again = False
+    hurrying = [signal.SIGINT, signal.SIGKILL] if hurry else []
     try:
         while process_start(server.pid) == server.process_start:
             waited = time.monotonic() - began
@@ -262,8 +268,7 @@ def _await_end(server: ServerRecord, *, hurry: bool) -> None:
                 )
             progress(f"stopping {server.url}: running requests may take up to {server.stops_within_s:g} s")
             time.sleep(POLL_S)
-            if hurry and not asked_again and waited > 5 * POLL_S:  # later, or the two signals would be one
-                asked_again = True
-                _signal(server)
+            if hurrying and waited > HURRY_S[-len(hurrying)]:
+                _signal(server, hurrying.pop(0))
     finally:
         progress.finish()

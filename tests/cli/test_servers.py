@@ -132,6 +132,22 @@ def test_the_server_to_stop_is_the_one_that_is_named(
     assert sleeper.wait() == -signal.SIGTERM
 
 
+def test_one_that_does_not_end_is_killed_where_that_is_asked_for(
+    run_here: Callable[..., Done], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignores = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", ignores], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        enter(home, record_of(process.pid))
+        monkeypatch.setattr("ingot.cli.servers.HURRY_S", (0.0, 0.0))
+        assert run_here("stop", "--now").returncode == 0
+        assert process.wait() == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (125, "2 min"), (7500, "2 h 5 min"), (3e5, "3 days")])
 def test_a_duration_is_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
