@@ -204,7 +204,8 @@ ABOUT_PULL = "Fetch a model, convert it if need be, and keep it, so that a later
 def run_pull(arguments: list[str]) -> int:
     parser = CommandParser("pull", ABOUT_PULL)
     about = (
-        "a hub id, alone or with a kind of GGUF file (org/name:Q4_K_M), a .gguf file, or the name of a packaged model "
+        "a short name (`ingot models --recommend`), a hub id, alone or with a kind of GGUF file (org/name:Q4_K_M), a "
+        ".gguf file, or the name of a packaged model "
         "(default: the one that is served by default)"
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
