@@ -371,7 +371,7 @@ def test_all_models_of_a_folder_are_served_lazily_and_each_for_what_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     served: list[Any] = []
-    monkeypatch.setattr(serve, "_serve_fleet", lambda entries, *_: served.extend(entries))
+    monkeypatch.setattr(serve, "_serve_fleet", lambda entries, *_, **__: served.extend(entries))
     for name in ("hybrid", "rerank"):
         (tmp_path / name).symlink_to(MODELS / name)
     assert serve.run_serve(["--models-dir", str(tmp_path), "--all"]) == 0
