@@ -4,6 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# optional packages to install first, such as `vision audio`: `ingot extras` lists them
+EXTRAS ?=
 # how many tests run at once: some of them wait; 0 runs them one after another
 JOBS ?= 3
 # when a slow test counts as hanging
@@ -20,6 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make serve         serve a model on http://127.0.0.1:8000      ARGS='--port 9000' passes flags on"
+	@echo "                   with optional packages                      EXTRAS='vision audio'"
 	@echo "make test          run the tests                              ARGS='-k chat' passes flags on"
 	@echo "make test-slow     the slow tests, in an hour or two          PART=3/12 runs one part of twelve"
 	@echo "make test-all      everything: all tests, clients, packages, transformers, soak"
@@ -37,7 +40,7 @@ help:
 	@echo "make clean         remove the environment and all build output"
 
 serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
-	@$(BIN)/ingot serve $(ARGS)
+	@$(if $(EXTRAS),$(BIN)/ingot extras add $(EXTRAS) && )$(BIN)/ingot serve $(ARGS)
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull

@@ -249,7 +249,7 @@ def beside_row(name: str, round_: Beside) -> str:
 
 def surroundings() -> dict[str, Any]:
     """What the figures depend on besides the servers. The load is that of the minute before."""
-    packages = {name: version(name) for name in ("ingot", "mlx", "mlx-lm")}
+    packages = {name: version(name) for name in ("ingot-mlx", "mlx", "mlx-lm")}
     return {
         "machine": platform.machine(),
         "system": platform.system(),

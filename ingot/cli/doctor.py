@@ -21,7 +21,7 @@ from typing import Any, Literal
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.cli.measure import forget_measured, measure
 from ingot.config import GIB, Settings
-from ingot.extras import EXTRAS, install_command, missing_packages
+from ingot.extras import EXTRA_USES, EXTRAS, extras_command, install_command, missing_packages
 from ingot.kernels import device
 
 ABOUT_DOCTOR = (
@@ -104,14 +104,6 @@ def _format_findings(findings: list[Finding]) -> str:
 
 
 REQUIRED_PACKAGES = ("mlx-lm", "transformers", "tokenizers", "safetensors", "gguf", "starlette", "uvicorn")
-EXTRA_USES = {
-    "vision": "vision models",
-    "audio": "speech-to-text and text-to-speech",
-    "mcp": "tools of MCP servers",
-    "events": "`--kv-events`",
-    "otel": "`--otlp-traces-endpoint`",
-    "bench": "plots of `ingot bench`",
-}
 CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 PROBE_SECONDS = 120
 LEAST_DISK = 2 * GIB
@@ -280,7 +272,7 @@ def examine_extras() -> Iterator[Finding]:
     for extra, use in EXTRA_USES.items():
         if missing := missing_packages(extra):
             names = [requirement.partition(">")[0] for requirement in missing]
-            yield Finding(extra, "note", f"without {', '.join(names)}; for {use}", install_command(missing))
+            yield Finding(extra, "note", f"without {', '.join(names)}; for {use}", extras_command(extra))
         else:
             names = [requirement.partition(">")[0] for requirement in EXTRAS[extra].values()]
             yield Finding(extra, "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))

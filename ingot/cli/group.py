@@ -9,9 +9,11 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ingot.config import Settings
+from ingot.cli.servers import registered_server
+from ingot.config import Settings, served_name
 from ingot.distributed.place import LISTEN_VARIABLE, RankConfig
 from ingot.errors import ConfigError, Unavailable
 
@@ -57,13 +59,23 @@ def refuse_several_models(settings: Settings) -> None:
 
 def supervise_group(settings: Settings, hosts: Hosts, arguments: Sequence[str]) -> int:
     """Start the ranks and watch them until a signal; returns the exit code. `arguments` are those of `serve`."""
-    from ingot.distributed.supervisor import SAVING_S, Supervisor
+    from ingot.distributed.supervisor import Supervisor
     from ingot.http.server import UnavailableServer, open_listener
 
     with contextlib.closing(open_listener(settings)) as listener:
         unavailable = UnavailableServer(listener.sockets, settings)
-        stop_s = settings.drain_s + (0.0 if settings.cache_dir is None else SAVING_S)
-        return Supervisor(hosts, arguments, listener.sockets, unavailable, settings.rank_stall_s, stop_s).run()
+        stop_s = seconds_to_stop(settings)
+        name = served_name(settings, Path(settings.model).name)
+        with registered_server(listener.url, [name], stop_s) as own:
+            own.update(state=f"{len(hosts.hosts)} ranks", models=[(name, "")])
+            return Supervisor(hosts, arguments, listener.sockets, unavailable, settings.rank_stall_s, stop_s).run()
+
+
+def seconds_to_stop(settings: Settings) -> float:
+    """How long a server that was asked to stop may take."""
+    from ingot.distributed.supervisor import SAVING_S
+
+    return settings.drain_s + (0.0 if settings.cache_dir is None else SAVING_S)
 
 
 def inherited_listener(settings: Settings) -> Listener:

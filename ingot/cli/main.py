@@ -17,21 +17,25 @@ from ingot.version import __version__
 
 COMMANDS = {
     "serve": "serve a model over HTTP",
+    "ps": "list the servers that run on this machine",
+    "stop": "stop a server",
     "chat": "chat with a model or a server in the terminal",
     "launch": "start Claude Code, Codex, opencode or aider with a server",
     "pull": "download a model, and convert it if necessary",
     "convert": "quantise a model's weights, and keep or add its draft head",
     "models": "list downloaded models, and packaged ones that can be downloaded by name",
+    "show": "show what a model is and can do",
     "rm": "remove a downloaded or converted model",
     "bench": "benchmark a server, and measure what speculation gains",
     "cache": "show, explain, clear, export and import a running server's prefix cache",
     "replay": "run a captured request again, and show where the answers differ",
     "service": "install a server as a system service",
     "mcp": "offer a running server's models to MCP clients",
+    "extras": "list optional packages, and install what a feature needs",
     "doctor": "check this machine: what it offers, what is missing and how to install it",
 }
 
-MODULES = {"pull": "models", "convert": "models", "rm": "models"}
+MODULES = {"pull": "models", "convert": "models", "rm": "models", "ps": "servers", "stop": "servers"}
 """Commands that are in another command's module."""
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
+from ingot.models.files.gguf_files import REFERENCES_FILE
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ingot.models.files.model_store import StoredModel
     from ingot.models.memory_needs import MemoryNeeds
 
+WEIGHT_FILES: Final = ("model*.safetensors", "kokoro*.safetensors", REFERENCES_FILE)
 ABOUT_MODELS = "List the models that are here, and those that can be fetched by name."
 
 
@@ -40,10 +43,22 @@ class ListedModel:
 def run_models(arguments: list[str]) -> int:
     parser = CommandParser("models", ABOUT_MODELS)
     parser.flag("--json", action="store_true", help="print the list as JSON")
+    parser.flag(
+        "--recommend",
+        action="store_true",
+        help="list models that fit this machine's memory instead, by task, with the command that serves each",
+    )
     leave_out = ("offline", "context", "dtype", "chat_template")
     add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
+    parser.flag("--memory", metavar="MEMORY", help="recommend what fits into this budget, such as 12GB or 60%%")
     namespace = parser.parse(arguments)
-    folder = settings_from_arguments(namespace).settings.models_dir
+    settings = settings_from_arguments(namespace).settings
+    folder = settings.models_dir
+    if "recommend" in vars(namespace):
+        from ingot.cli.recommend import print_recommended
+
+        print_recommended(settings, as_json="json" in vars(namespace))
+        return 0
     listed = [_with_memory(model) for model in (*list_packaged(folder), *list_local(folder), *list_hub_cache())]
     if "json" in vars(namespace):
         print(json.dumps({"models_dir": str(folder), "models": [asdict(model) for model in listed]}, indent=2))
@@ -85,6 +100,36 @@ def _listed_name(stored: list[StoredModel]) -> dict[Path, str]:
         stored_model.path: stored_model.name if times[stored_model.name.lower()] == 1 else stored_model.path.name
         for stored_model in stored
     }
+
+
+def models_in_folder(folder: Path) -> dict[str, Path]:
+    """All models that can be served from a folder, by the names of their folders or files: its own, and those one level
+    deeper, as other programs store them (org/name). A converted file goes by the file, where that is there as well."""
+    from ingot.models.files.gguf_files import gguf_part_name
+    from ingot.models.files.model_store import list_stored_models
+
+    listed = _listed_name(list_stored_models(folder))
+    found: dict[str, Path] = {}
+    paths = [*folder.glob("*"), *folder.glob("*/*")]
+    for path in sorted(paths, key=lambda path: (len(path.parts), path.is_dir(), path.name.lower())):
+        if path.name.startswith(".") or path.parent.name.startswith(".") or (path.parent / "config.json").is_file():
+            continue
+        part = gguf_part_name(path.name)
+        if path.suffix.lower() == ".gguf" and path.is_file() and (part is None or part.number == 1):
+            found[_as_model_name(path.stem if part is None else part.stem)] = path
+        elif (path / "config.json").is_file() and any(any(path.glob(pattern)) for pattern in WEIGHT_FILES):
+            name = _as_model_name(listed.get(path, path.name))
+            if name in found and path in listed:
+                continue  # the file that it was made of
+            if name in found:
+                name = _as_model_name(f"{path.parent.name}/{path.name}")
+            found.setdefault(name, path)
+    return found
+
+
+def _as_model_name(text: str) -> str:
+    """Without the characters that mean something in names of models."""
+    return re.sub(r"[*=:,]", "-", text)
 
 
 def _folder_bytes(path: Path) -> int:
@@ -159,7 +204,8 @@ ABOUT_PULL = "Fetch a model, convert it if need be, and keep it, so that a later
 def run_pull(arguments: list[str]) -> int:
     parser = CommandParser("pull", ABOUT_PULL)
     about = (
-        "a hub id, alone or with a kind of GGUF file (org/name:Q4_K_M), a .gguf file, or the name of a packaged model "
+        "a short name (`ingot models --recommend`), a hub id, alone or with a kind of GGUF file (org/name:Q4_K_M), a "
+        ".gguf file, or the name of a packaged model "
         "(default: the one that is served by default)"
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
@@ -273,6 +319,7 @@ def find_removable(name: str, models_dir: Path) -> RemovableModel:
     from ingot.models.files import packaged
     from ingot.models.files.model_store import find_stored_model, remove_stored_model
     from ingot.models.files.progress import no_progress
+    from ingot.models.files.short_names import full_model_name
 
     model = packaged.find_packaged_model(name)
     stored_model = find_stored_model(model.name if model else name, models_dir)
@@ -286,7 +333,7 @@ def find_removable(name: str, models_dir: Path) -> RemovableModel:
         raise ModelError(f"{model.name} has not been fetched, so there is nothing to remove")
     if Path(name).expanduser().exists() or (models_dir / name).exists():
         raise ModelError(f"{name} is a file or folder of your own: ingot did not put it there and does not remove it")
-    if (cached := _in_hub_cache(name)) is not None:
+    if (cached := _in_hub_cache(full_model_name(name))) is not None:
         return cached
     raise ModelError(f"there is no model {name!r} here; `ingot models` lists those that are")
 

@@ -7,6 +7,7 @@ After a lost device the same command is run again in place of this one, at the s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -22,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.cli.group import (
@@ -31,24 +32,28 @@ from ingot.cli.group import (
     refuse_several_models,
     report_to_parent,
     run_follower,
+    seconds_to_stop,
     settings_for_group,
     supervise_group,
 )
-from ingot.config import SETTINGS, ModelEntry, Settings, model_entries, single_model_entries
+from ingot.cli.servers import registered_server
+from ingot.config import SETTINGS, Config, ModelEntry, Settings, model_entries, single_model_entries
 from ingot.distributed.place import LISTEN_VARIABLE, RankConfig, read_rank_config
-from ingot.errors import DeviceLost
+from ingot.errors import ConfigError, DeviceLost
 from ingot.extras import require_extra
 from ingot.kernels.device import is_device_lost
-from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
+from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind, model_kind_in
 
 if TYPE_CHECKING:
     from ingot.config import Settings
     from ingot.distributed.heartbeat import HeartbeatSender
     from ingot.engine.engine import Engine, ModelEngine
+    from ingot.engine.fleet import Fleet
     from ingot.engine.loading.model_loader import ModelLoader
     from ingot.engine.request import ModelCard
     from ingot.engine.status import ModelStatus
     from ingot.http.server import HttpServer, Listener
+    from ingot.models.files.progress import TerminalProgress
     from ingot.protocol.served import TaskCard
     from ingot.text.tool_formats.registry import FoundFormat
 
@@ -76,9 +81,20 @@ def run_serve(arguments: list[str]) -> int:
     known = SETTINGS["model"]
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{known.help} (default: {known.default})")
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
+    parser.flag(
+        "--all",
+        action="store_true",
+        help="serve all models in the folder that --models-dir names, by their folders' and files' names; each is "
+        "loaded when a request first names it",
+    )
     add_settings(parser)
     namespace = parser.parse(arguments)
-    config = settings_from_arguments(namespace, ambient=True)
+
+    def read_settings() -> Config:
+        config = settings_from_arguments(namespace, ambient=True)
+        return with_whole_folder(config) if "all" in vars(namespace) else config
+
+    config = read_settings()
     entries = model_entries(config.settings, model_kind)
     if "print_config" in vars(namespace):
         from ingot.cli.show_config import format_config
@@ -97,10 +113,31 @@ def run_serve(arguments: list[str]) -> int:
     if hosts is not None:
         return supervise_group(config.settings, hosts, arguments)
     if here is not None:
-        _serve_rank(config.settings, here, lambda: settings_from_arguments(namespace, ambient=True).settings)
+        _serve_rank(config.settings, here, lambda: read_settings().settings)
         return 0
-    _serve_fleet(entries, config.settings, lambda: settings_from_arguments(namespace, ambient=True).settings)
+    named = config.origins["model"] != "default" or config.settings.models or config.settings.models_config
+    offers = not named and sys.stdout.isatty()
+    _serve_fleet(entries, config.settings, lambda: read_settings().settings, offers=offers)
     return 0
+
+
+def with_whole_folder(config: Config) -> Config:
+    """The same for a server of all models in the models folder. Raises ConfigError where there are none, or where the
+    settings name models themselves."""
+    from ingot.cli.models import models_in_folder
+
+    settings = config.settings
+    for name in ("model", "models", "models_config"):
+        if config.origins[name] != "default":
+            raise ConfigError(f"--all serves what is in {settings.models_dir}: do not give {name}, too")
+    found = models_in_folder(settings.models_dir)
+    if not found:
+        raise ConfigError(f"there are no models in {settings.models_dir}; --models-dir names another folder")
+    models = {
+        name: {"path": str(path.absolute()), "kind": CHAT_KIND if path.is_file() else model_kind_in(path)}
+        for name, path in found.items()
+    }
+    return replace(config, settings=replace(settings, models=models, lazy=True))
 
 
 def require_extras(entries: Sequence[ModelEntry]) -> None:
@@ -151,16 +188,23 @@ def _serve_fleet(
     settings: Settings,
     settings_again: Callable[[], Settings],
     signs: HeartbeatSender | None = None,
+    *,
+    offers: bool = False,
 ) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
     from ingot.engine.fleet import Fleet
     from ingot.engine.loading.model_loader import ModelLoader
     from ingot.http.app import build_fleet_app, import_in_background
     from ingot.http.server import make_app_server
+    from ingot.models.files.progress import TerminalProgress
 
     # The port is taken before a model is loaded, so that a wrong one is known at once.
     returns = signs is None and LISTEN_VARIABLE in os.environ
-    with contextlib.closing(inherited_listener(settings)) as listener:
+    alone = signs is None  # a rank's parent is the server that people see
+    with contextlib.closing(inherited_listener(settings)) as listener, contextlib.ExitStack() as at_end:
+        names = [entry.name for entry in entries]
+        own = registered_server(listener.url, names, seconds_to_stop(settings)) if alone else None
+        record = None if own is None else at_end.enter_context(own)
         try:
             loader = ModelLoader(settings, entries)
             with _answering_unavailable(listener, settings) if returns else contextlib.nullcontext():
@@ -171,6 +215,8 @@ def _serve_fleet(
             exit_lost_device("the device was lost") if signs is not None else restart_process(listener.sockets)
 
         def print_ready(url: str) -> None:
+            if record is not None:
+                record.keep_updated(asyncio.get_running_loop(), lambda: _status_of(server, fleet))
             if models:
                 print(resident_record(url, [engine for _, engine in models], settings), flush=True)
             else:
@@ -178,6 +224,8 @@ def _serve_fleet(
                 import_in_background(then=loader.warm_up)
             if signs is not None:
                 signs.did(0)
+            if offers:
+                threading.Thread(target=_print_offer, args=(settings, loader), name="ingot-offer", daemon=True).start()
 
         try:
             if models:
@@ -191,11 +239,14 @@ def _serve_fleet(
             app = build_fleet_app(fleet, loader.health, settings)
             server = make_app_server(app, settings, print_ready, listener, settings_again)
             server.leave = exit_at_once
+            stopping = TerminalProgress()
+            server.show = stopping.note if sys.stderr.isatty() else None
             if signs is not None:
                 report_to_parent(signs, cast("Engine", models[0][1]), server)
-            lost = _LostDevice(server, alone=signs is None)
+            lost = _LostDevice(server, alone=alone)
             loader.on_device_lost(lost)
             server.run()
+            stopping.finish()
         except BaseException:
             loader.close()
             raise
@@ -203,7 +254,26 @@ def _serve_fleet(
         if server.force_exit or server.fatal_error:
             exit_at_once()
         _print_saving(settings)
-        loader.close()
+        with _showing_end(stopping):
+            loader.close()
+
+
+def _print_offer(settings: Settings, loader: ModelLoader) -> None:
+    """On a terminal where no model was named: which ones fit. Nobody is asked, and nothing waits for it."""
+    from ingot.cli.recommend import offer_models
+
+    if (offer := offer_models(settings, loader.memory, loader.device_kind)) is not None:
+        print(offer, flush=True)
+
+
+def _status_of(server: HttpServer, fleet: Fleet) -> dict[str, Any]:
+    """What `ingot ps` shows."""
+    return {
+        "state": "stopping" if server.should_exit else "ready",
+        "models": [(status.name, status.state) for status in fleet.statuses()],
+        "running": len(server.shared_state.live),
+        "answered": sum(server.shared_state.statuses.values()),
+    }
 
 
 def load_resident_models(loader: ModelLoader) -> list[tuple[ModelEntry, ModelEngine]]:
@@ -219,6 +289,17 @@ def load_resident_models(loader: ModelLoader) -> list[tuple[ModelEntry, ModelEng
     except Exception:
         loader.close()
         raise
+    finally:
+        progress.finish()
+
+
+@contextlib.contextmanager
+def _showing_end(progress: TerminalProgress) -> Iterator[None]:
+    """Unloading many gigabytes takes a while, which a terminal shows."""
+    if sys.stderr.isatty():
+        progress("stopping: letting go of the models")
+    try:
+        yield
     finally:
         progress.finish()
 

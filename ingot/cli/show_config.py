@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config import SETTINGS, Config, Setting, Settings
-from ingot.errors import ModelError
 from ingot.models.files import packaged
-from ingot.models.files.model_store import find_stored_model
+from ingot.models.files.locate import local_model_folder
 from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
 from ingot.text.input_files import read_generation_config
 
@@ -33,25 +32,14 @@ def format_config(config: Config) -> str:
 
 def _sampling_lines(settings: Settings) -> list[str]:
     """The resulting sampling defaults, if the model is on this machine."""
-    folder = _model_folder(settings)
+    folder = local_model_folder(settings.model, settings)
+    folder = folder if folder is not None and folder.is_dir() else None
     if folder is None and settings.generation_config == "auto":
         return []
     from_package = packaged.packaged_sampling(folder) if folder is not None else {}
     recommended = read_generation_config(settings.generation_config, folder or Path(), from_package)
     defaults = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
     return [f"# default sampling parameters: {_as_toml(defaults) if defaults else 'none, plain sampling'}"]
-
-
-def _model_folder(settings: Settings) -> Path | None:
-    """The model's folder, if it is on this machine and its name is unambiguous."""
-    folder = Path(settings.model).expanduser()
-    if folder.is_dir():
-        return folder
-    try:
-        stored = find_stored_model(settings.model, settings.models_dir)
-    except ModelError:
-        return None
-    return stored.path if stored else None
 
 
 def _setting_line(option: Setting, value: Any) -> str:

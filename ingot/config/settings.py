@@ -51,7 +51,7 @@ class SettingsTable:
 
     model: str = setting(
         DEFAULT_MODEL,
-        "a local folder, a .gguf file, a hub id or the name of a packaged model",
+        "a local folder, a .gguf file, a hub id, a packaged model or a short name (`ingot models --recommend`)",
         section="the model",
         positional="MODEL",
     )

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -142,6 +144,9 @@ class HttpServer(uvicorn.Server):
         self.stopped = False  # by a signal
         self.leave: Callable[[], object] = _stay_in_process
         """Ends the process at once, on a second interrupt."""
+        self.show: Callable[[str], object] | None = None
+        """Shows what a server that stops waits for, where somebody looks on; called again and again."""
+        self._stopping_at = 0.0
 
     @property
     def shared_state(self) -> SharedState:
@@ -182,7 +187,7 @@ class HttpServer(uvicorn.Server):
         for task in self._tasks:
             task.cancel()
         live = self.shared_state.live
-        await live.drain(self.shared_state.settings.drain_s, lambda: self.force_exit)
+        await live.drain(self.shared_state.settings.drain_s, self._is_hurried)
         live.abandon_all(shutting_down_error())
         self._refuse_unsent(live.refusal or shutting_down_error())
         try:
@@ -210,10 +215,22 @@ class HttpServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._log_stopping)
 
     def _log_stopping(self) -> None:
-        live, limit_s = self.shared_state.live, self.shared_state.settings.drain_s
-        count = f"{len(live)} request{'' if len(live) == 1 else 's'}"
-        finishing = f": {count} may take up to {limit_s:g} s to finish" if live else ""
-        log.warning("stopping%s; one more Ctrl-C ends at once", finishing)
+        self._stopping_at = time.monotonic()
+        if self.show is None:
+            log.warning("%s", self._describe_stopping())
+
+    def _is_hurried(self) -> bool:
+        """Whether a second signal came. Shows what is waited for meanwhile."""
+        if self.show is not None and self.stopped:
+            self.show(self._describe_stopping())
+        return self.force_exit
+
+    def _describe_stopping(self) -> str:
+        live, waited_s = self.shared_state.live, time.monotonic() - self._stopping_at
+        count = f"{len(live)} request{'' if len(live) == 1 else 's'} running"
+        left = max(0, math.ceil(self.shared_state.settings.drain_s - waited_s))
+        waiting = f"{count}, waiting up to {left} s; press Ctrl-C again to stop now" if live else "no requests running"
+        return f"stopping: {waiting}"
 
     def reload_soon(self, number: int, frame: FrameType | None) -> None:
         """SIGHUP: read the settings again, or stop where the terminal was closed."""

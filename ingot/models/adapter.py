@@ -70,6 +70,7 @@ from ingot.models.probe import Probe, ProbeFindings, ProbeVariants
 from ingot.models.report import footprint_of, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
+from ingot.observe.steps import report_step
 from ingot.upstream import caches, load_config, load_model
 
 log = logging.getLogger("ingot.models")
@@ -354,6 +355,7 @@ def adapt_model(
     layers = len(decoder_layers_of(model))
     if not apart and device.kind in WHOLE_LAYERS:
         apart = slower.leave_out(steps_part(family_name, layers, WHOLE_LAYERS[device.kind]))
+    report_step("compiling and checking kernels" if kernels is not None else "swapping modules")
     with _logging_time("modules were swapped and their kernels checked"):
         swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
@@ -369,6 +371,7 @@ def adapt_model(
         unlike = family.unmixed is None or not unknown_mixers(model)
         return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=unlike)
 
+    report_step("probing the model")
     with _logging_time("the model was probed"):
         kept, found, margin = probed()
     if found.wrong is not None:

@@ -38,6 +38,7 @@ from ingot.models.files.folder_checks import READ_SUFFIXES
 from ingot.models.files.model_config import older_config_names
 from ingot.models.files.model_store import is_stored, store_model
 from ingot.models.files.progress import Progress, format_bytes
+from ingot.models.files.short_names import full_model_name
 from ingot.models.gguf.quant_types import BLOCKS_KEY
 from ingot.upstream import import_upstream, load_config, load_model
 
@@ -191,6 +192,7 @@ def find_head_elsewhere(name: str, config: Mapping[str, Any], settings: Settings
     none."""
     path = Path(name).expanduser()
     if not path.exists():
+        name = full_model_name(name)
         if not hub.is_hub_id(name):
             raise ModelError(f"there is no file or folder {name!r} with a draft head")
         path = _fetch_head_files(name, config, settings, progress)

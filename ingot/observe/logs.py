@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from ingot.observe.steps import LineAwareHandler
+
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 current_request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -43,7 +45,7 @@ class JsonLines(logging.Formatter):
 
 def set_up_logging(level: str, form: str) -> None:
     """Log ingot's messages at `level` and above to stderr, and other packages' warnings in the same format."""
-    handler = logging.StreamHandler()
+    handler = LineAwareHandler()
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("ingot").setLevel(level.upper())

@@ -142,7 +142,7 @@ def test_a_report_without_matplotlib_says_how_to_install_it_and_keeps_no_older_p
     (tmp_path / "memory.png").write_bytes(b"of an earlier soak")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert report("it grew").publish(tmp_path) == 1
-    assert "pip install" in (text := (tmp_path / "report.md").read_text()) and "matplotlib" in text
+    assert "extras add bench" in (text := (tmp_path / "report.md").read_text()) and "matplotlib" in text
     assert {file.name for file in tmp_path.iterdir()} == {"report.md", "samples.json"}
 
 

@@ -254,7 +254,7 @@ def test_a_plot_is_drawn_also_where_a_level_failed(tmp_path: Path) -> None:
 
 def test_a_plot_without_matplotlib_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install"):
+    with pytest.raises(ConfigError, match="extras add bench"):
         bench.require_plotting(Path("x.png"))
 
 

@@ -18,6 +18,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.cli.main import main
+from ingot.cli.models import models_in_folder
 from ingot.config import DEFAULT_MODEL
 from ingot.kernels.device import current_device
 from ingot.models.adapter import load_model_adapter
@@ -47,6 +48,41 @@ def test_a_packaged_model_is_listed_before_it_is_fetched(tmp_path: Path) -> None
     assert (first["name"], first["kind"], first["path"]) == (DEFAULT_MODEL, "packaged", None)
     assert all(model["kind"] == "packaged" and model["bytes"] > 0 for model in listed["models"])
     assert "not fetched yet" in models(tmp_path, by=subprocess.run)
+
+
+def test_a_folder_serves_all_models_in_it_by_the_names_of_their_folders_and_files(tmp_path: Path) -> None:
+    def write(path: str, *names: str) -> None:
+        for name in names:
+            (tmp_path / path).mkdir(parents=True, exist_ok=True)
+            (tmp_path / path / name).touch()
+
+    write("plain", "config.json", "model.safetensors")
+    write("org/name", "config.json", "model-00001-of-00002.safetensors")
+    write("org/plain", "config.json", "model.safetensors")
+    write("speaks", "config.json", "kokoro-v1_0.safetensors")
+    write("no-weights", "config.json")
+    write(".hidden", "config.json", "model.safetensors")
+    write("plain/inner", "config.json", "model.safetensors")
+    write(".", "tiny=1.gguf", "large-00001-of-00002.gguf", "large-00002-of-00002.gguf")
+    assert {name: str(path.relative_to(tmp_path)) for name, path in models_in_folder(tmp_path).items()} == {
+        "plain": "plain",
+        "name": "org/name",
+        "org/plain": "org/plain",
+        "speaks": "speaks",
+        "tiny-1": "tiny=1.gguf",
+        "large": "large-00001-of-00002.gguf",
+    }
+
+
+def test_a_converted_file_is_served_once(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").touch()
+
+    def build(folder: Path) -> None:
+        (folder / "config.json").touch()
+        (folder / "model.safetensors").touch()
+
+    store_model(tmp_path / ("tiny-" + "a" * 12), {"source": "gguf:tiny.gguf", "sha256": "a" * 64}, build, no_progress)
+    assert models_in_folder(tmp_path) == {"tiny": tmp_path / "tiny.gguf"}
 
 
 def test_folders_and_files_in_the_models_folder_are_listed_with_their_size(

@@ -43,7 +43,7 @@ from ingot.config import DEFAULT_MODEL, Settings, load_config
 from ingot.distributed.place import LISTEN_VARIABLE
 from ingot.engine.loading.model_files import find_model_files
 from ingot.engine.request import ModelCard
-from ingot.errors import DeviceLost, IngotError, Unsupported
+from ingot.errors import ConfigError, DeviceLost, IngotError, Unsupported
 from ingot.http.server import Listener
 from ingot.models.files.model_store import is_stored
 from ingot.models.files.packaged import find_packaged_model
@@ -171,8 +171,8 @@ def test_a_model_that_cannot_chat_is_tried_with_a_text_and_says_how_it_could() -
         read_chat({"messages": [{"role": "user", "content": "Hi"}]}, served, "one")
 
 
-def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
-    serving: tuple[subprocess.Popen[str], list[str]],
+def test_a_served_model_answers_what_the_ready_record_says_is_listed_and_ctrl_c_ends_it(
+    serving: tuple[subprocess.Popen[str], list[str]], tmp_path: Path
 ) -> None:
     process, lines = serving
     facts = lines[0].split(" | ")
@@ -182,8 +182,13 @@ def test_a_served_model_answers_what_the_ready_record_says_and_ctrl_c_ends_it(
     body = json.loads(lines[-1].split(" -d ")[1].strip("'"))
     answer = ServerClient(url).post("chat/completions", body | {"max_tokens": 2})
     assert answer["choices"][0]["message"]["content"]
+    (listed,) = (tmp_path / ".local/state/ingot/servers").iterdir()
+    record = json.loads(listed.read_text())
+    assert (record["pid"], record["url"], record["state"]) == (process.pid, url, "ready")
+    assert record["models"] == [[DEFAULT_MODEL, "loaded"]]
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_S) == 0
+    assert not listed.exists()
 
 
 def test_a_model_runs_inside_the_chat_when_no_server_is_named(models: Path, tmp_path: Path) -> None:
@@ -360,6 +365,31 @@ def test_a_draft_model_that_is_not_there_is_one_line_and_exit_code_1(models: Pat
     command = [INGOT, "serve", str(models / "large"), "--port", "0", "--offline", "--draft-model", "smollm2-135n"]
     done = run(command, capture_output=True, text=True, timeout=60, env=environment(tmp_path))
     assert done.returncode == 1 and "Did you mean 'smollm2-135m'?" in done.stderr
+
+
+def test_all_models_of_a_folder_are_served_lazily_and_each_for_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(serve, "_serve_fleet", lambda entries, *_, **__: served.extend(entries))
+    for name in ("hybrid", "rerank"):
+        (tmp_path / name).symlink_to(MODELS / name)
+    assert serve.run_serve(["--models-dir", str(tmp_path), "--all"]) == 0
+    assert {entry.name: (entry.kind, entry.preload, entry.path) for entry in served} == {
+        "hybrid": ("chat", False, str(tmp_path / "hybrid")),
+        "rerank": ("rerank", False, str(tmp_path / "rerank")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["smollm2-135m"], "do not give model, too"), ([], "there are no models in")],
+)
+def test_all_models_of_a_folder_are_not_served_beside_one_nor_where_there_are_none(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        serve.run_serve([*words, "--models-dir", str(tmp_path), "--all"])
 
 
 def test_flags_of_other_servers_are_flags_of_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

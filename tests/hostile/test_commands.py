@@ -56,16 +56,17 @@ def test_without_a_user_bus_an_install_leaves_no_file_and_an_uninstall_removes_t
 
 
 @pytest.mark.parametrize(
-    ("arguments", "module", "said", "requirement"),
+    ("arguments", "module", "said", "extra"),
     [
-        (["--audio-model", "whisper-tiny.en"], "av", "--audio-model needs av", "av>="),
-        (["--lazy", "--audio-model", "whisper-tiny.en"], "av", "--audio-model needs av", "av>="),
-        (["whisper-tiny.en"], "av", "whisper-tiny.en, of kind audio, needs av", "av>="),
-        (["--kv-events", "tcp://127.0.0.1:*"], "zmq", "--kv-events needs pyzmq", "pyzmq>="),
-        (["--mcp-config", "/mcp.json"], "mcp", "MCP needs mcp", "mcp>="),
+        (["--audio-model", "whisper-tiny.en"], "av", "--audio-model needs av", "audio"),
+        (["--lazy", "--audio-model", "whisper-tiny.en"], "av", "--audio-model needs av", "audio"),
+        (["whisper-tiny.en"], "av", "whisper-tiny.en, of kind audio, needs av", "audio"),
+        (["qwen3.5-9b"], "mlx_vlm", "qwen3.5-9b, which sees, needs mlx-vlm", "vision"),
+        (["--kv-events", "tcp://127.0.0.1:*"], "zmq", "--kv-events needs pyzmq", "events"),
+        (["--mcp-config", "/mcp.json"], "mcp", "MCP needs mcp", "mcp"),
         (
             ["--otlp-traces-endpoint", "http://127.0.0.1:4318"],
-            *("opentelemetry.sdk", "--otlp-traces-endpoint needs opentelemetry-sdk", "opentelemetry-sdk>="),
+            *("opentelemetry.sdk", "--otlp-traces-endpoint needs opentelemetry-sdk", "otel"),
         ),
     ],
 )
@@ -75,12 +76,12 @@ def test_a_server_that_lacks_an_extra_does_not_start_and_says_the_command_for_th
     arguments: list[str],
     module: str,
     said: str,
-    requirement: str,
+    extra: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["serve", *arguments]) != 0
     heard = capsys.readouterr().err
-    assert said in heard and f"{sys.executable} -m pip install '{requirement}" in heard
+    assert said in heard and f"{Path(sys.executable).parent / 'ingot'} extras add {extra}`" in heard
 
 
 @pytest.mark.parametrize("module", ["mlx_vlm", "PIL", "av", "pypdfium2"])

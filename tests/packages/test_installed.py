@@ -37,7 +37,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory, elsewhere: Path) -> Path:
     """The folder of an environment's programs, after the one command that a user types."""
-    wheel = DIST / f"ingot-{__version__}-py3-none-any.whl"
+    wheel = DIST / f"ingot_mlx-{__version__}-py3-none-any.whl"
     assert wheel.exists(), "run `make packages` first"
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
@@ -69,6 +69,21 @@ def said(programs: Path, elsewhere: Path) -> Iterator[list[str]]:
         watchdog.cancel()
         process.kill()
         process.communicate()
+
+
+def test_an_extra_is_added_by_its_own_command(programs: Path, elsewhere: Path) -> None:
+    def ingot(*words: str) -> str:
+        command = [programs / "ingot", *words]
+        env = clean_environment()
+        return subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, check=True).stdout
+
+    def state() -> str:
+        listed = json.loads(ingot("extras", "--json"))["extras"]
+        return next(each["state"] for each in listed if each["name"] == "events")
+
+    assert state() == "missing"
+    ingot("extras", "add", "events")
+    assert state() == "installed"
 
 
 @pytest.fixture

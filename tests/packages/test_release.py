@@ -58,9 +58,17 @@ def test_a_version_has_its_part_of_the_changelog(tmp_path: Path) -> None:
     assert changes("1.3.0") == (1, "")
 
 
+@pytest.mark.parametrize("folder", ["docs", "ingot", "deploy", "README.md", "CONTRIBUTING.md"])
+def test_nothing_tells_users_to_install_another_project_of_that_name(folder: str) -> None:
+    root = ROOT / folder
+    files = [root] if root.is_file() else [*root.rglob("*.py"), *root.rglob("*.md"), *root.rglob("*.y*ml")]
+    wrong = re.compile(r"install[^\n|]*[ '\"]ingot(\[|['\"]?\s*$|==)", re.MULTILINE)
+    assert files and [str(file) for file in files if wrong.search(file.read_text())] == []
+
+
 def test_the_page_on_installing_names_the_files_of_this_version_and_extras_that_exist() -> None:
     page = (ROOT / "docs" / "install.md").read_text()
-    assert set(re.findall(r"ingot-([\d.]+)-py3", page)) == {__version__}
+    assert set(re.findall(r"ingot_mlx-([\d.]+)-py3", page)) == {__version__}
     assert set(re.findall(r"ingot_native-([\d.]+)-", page)) == {__version__}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\.whl\[([a-z]+)\]", page)) == {"cpu", "cuda"} <= extras.keys()

@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
-        return Parser().parsestr(archive.read(f"ingot-{__version__}.dist-info/METADATA").decode())
+        return Parser().parsestr(archive.read(f"ingot_mlx-{__version__}.dist-info/METADATA").decode())
 
 
 def required(metadata: Message, *, extra: str = "") -> list[Requirement]:
@@ -55,9 +55,9 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path)
 
 
 def test_the_wheel_fits_every_platform_and_brings_the_command_and_the_licence(wheel: Path) -> None:
-    assert wheel.name == f"ingot-{__version__}-py3-none-any.whl"
+    assert wheel.name == f"ingot_mlx-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
-        info = f"ingot-{__version__}.dist-info"
+        info = f"ingot_mlx-{__version__}.dist-info"
         assert "ingot = ingot.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
         assert "Apache License" in archive.read(f"{info}/licenses/LICENSE").decode()
 

@@ -55,6 +55,11 @@ class FoundModel:
     further: Mapping[str, ModelFolder]
     claim: int
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all its files, which are read."""
+        return max(1, sum(weight_bytes(folder.path) for folder in (self.folder, *self.further.values())))
+
 
 class BlockingModelLoader:
     """`memory` are the bytes for all models. Where `entries` have one main model, it has all of them but those of the
@@ -128,10 +133,14 @@ class BlockingModelLoader:
         began = time.monotonic()
         prefetch_weights(found.folder.path)
         before = self._loop.run(release_unused_memory)
-        size = max(1, weight_bytes(found.folder.path))
+        size, reported = found.weight_bytes, 0.0
 
         def between() -> None:
-            report(min(1.0, (active_memory() - before) / size))
+            nonlocal reported
+            share = min(1.0, (active_memory() - before) / size)
+            if share > reported:  # what comes after the weights takes memory, too
+                reported = share
+                report(share)
             self._loop.run_other_workloads()
 
         engine = self._start(entry, found, between)

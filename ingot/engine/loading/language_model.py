@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -100,7 +102,7 @@ def start_engine(
             named = ModelFolder(folder, name, source)
             return load_language_model(settings, named, tokenizer, further, share, reserved)
 
-    return Engine(loaded, EngineLimits.of(settings), loop)
+    return Engine(partial(copy_context().run, loaded), EngineLimits.of(settings), loop)
 
 
 def load_language_model(

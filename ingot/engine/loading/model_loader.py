@@ -6,19 +6,49 @@ Light to import and to make: what a model needs is imported by the first load, o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from ingot.config import ModelEntry, Settings, served_name, with_name
 from ingot.engine.loop import engine_loop
 from ingot.engine.status import Health
 from ingot.kernels import device
+from ingot.models.files.progress import Progress, TerminalProgress
+from ingot.observe.steps import reporting_steps
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
     from ingot.engine.loading.fleet_models import BlockingModelLoader, FoundModel
-    from ingot.models.files.progress import Progress
+
+
+log: Final = logging.getLogger("ingot.fleet")
+
+
+class _LogLines(io.TextIOBase):
+    """A stream whose lines are in the log."""
+
+    def write(self, text: str) -> int:
+        log.info("%s", text.rstrip())
+        return len(text)
+
+
+@contextmanager
+def showing_progress() -> Iterator[Progress]:
+    """Of a server that runs: on its terminal, or else in its log."""
+    progress = TerminalProgress(sys.stderr if sys.stderr.isatty() else cast("TextIO", _LogLines()))
+    try:
+        yield progress
+    finally:
+        progress.finish()
+
+
+def ignore_share(done: float) -> None:
+    """For who does not ask how far a load is."""
 
 
 class ModelLoader:
@@ -31,6 +61,10 @@ class ModelLoader:
         self.loop = engine_loop()
         self.loop.start()
         self._device = self.loop.run(device.current_device)
+
+    @property
+    def device_kind(self) -> str:
+        return self._device.kind
 
     @cached_property
     def memory(self) -> int:
@@ -62,35 +96,53 @@ class ModelLoader:
         """The main model and those alongside it, each under the name that its files have. Not for an event loop.
         Raises IngotError."""
         main, *alongside = self._entries
+        if sys.stderr.isatty():
+            progress("starting the engine")
         located = [self._loading.find(entry, progress) for entry in alongside]
         first = self._loading.find(main, progress)  # what it has of the memory depends on the others
         entries = [with_name(main, served_name(main.settings, first.folder.name))]
         for entry, found in zip(alongside, located, strict=True):
             entries.append(with_name(entry, found.folder.name, entries))
-        names = [*(entry.name for entry in entries), *(helper.name for helper in first.further.values())]
-        progress(f"loading {', '.join(dict.fromkeys(names))}")
         models = zip(entries, [first, *located], strict=True)
-        return [(entry, self._loading.load(entry, found, _ignore_progress)) for entry, found in models]
+        return [(entry, self._load_showing(entry, found, progress)) for entry, found in models]
+
+    def _load_showing(
+        self, entry: ModelEntry, found: FoundModel, progress: Progress, report: Callable[[float], None] = ignore_share
+    ) -> ModelEngine:
+        """Show the bytes of weights that are there, and what comes after them."""
+        size = found.weight_bytes
+
+        def show_share(share: float) -> None:
+            report(share)
+            progress(f"loading {entry.name}", int(share * size), size)
+
+        def show_step(step: str) -> None:
+            if sys.stderr.isatty():  # the log says when one is done
+                progress(f"loading {entry.name}: {step}")
+
+        with reporting_steps(show_step):
+            return self._loading.load(entry, found, show_share)
 
     async def measure(self, entry: ModelEntry) -> int:
         """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
         IngotError."""
         if entry.name not in self._found:
-            self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry))
+            with showing_progress() as progress:
+                self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry, progress))
         return self._found[entry.name].claim
 
     async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:
         """`report` is called with the share that is done, from any thread. Raises IngotError."""
         found = self._found.pop(entry.name)  # whoever loads it again looks at its files again
-        return await asyncio.to_thread(self._loading.load, entry, found, report)
+        with showing_progress() as progress:
+            return await asyncio.to_thread(self._load_showing, entry, found, progress, report)
 
     async def unload(self, engine: ModelEngine) -> None:
         """Returns when its memory is back."""
-        await asyncio.to_thread(self._loading.unload, engine)
-
-
-def _ignore_progress(done: float) -> None:
-    """Nobody can be told yet."""
+        with showing_progress() as progress:
+            if sys.stderr.isatty():  # the log says why, and when it is done
+                progress(f"unloading {engine.card.name}")
+            await asyncio.to_thread(self._loading.unload, engine)
 
 
 def _blocking_loader_class() -> type[BlockingModelLoader]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -21,7 +22,7 @@ from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.engine.speech_to_text import ServedSpeechToText
 from ingot.engine.text_to_speech import ServedTextToSpeech
 from ingot.errors import ModelError
-from ingot.extras import install_command, missing_packages, require_extra
+from ingot.extras import extras_command, missing_packages, require_extra
 from ingot.kernels import device
 from ingot.kernels.device import Device
 from ingot.media import worker
@@ -84,7 +85,7 @@ def _with_pauses(between: Callable[[], None], load: Callable[[], T]) -> Callable
         with loading_with_pauses(between):
             return load()
 
-    return loaded
+    return partial(copy_context().run, loaded)  # which knows whom to tell of its steps
 
 
 def load_pooling_model(task: PoolingTask, folder: ModelFolder, settings: Settings, memory: int) -> ServedPoolingModel:
@@ -210,8 +211,8 @@ def load_text_to_speech(folder: ModelFolder, memory: int) -> ServedTextToSpeech:
     notes = []
     if foreign := len(model.voices) - len(voices):
         notes.append(f"{foreign} voices of other languages are left out: only English is spoken here")
-    if wanted := missing_packages("audio"):
-        notes.append(f"writes only wav and pcm; for mp3, the default, and other formats run {install_command(wanted)}")
+    if missing_packages("audio"):
+        notes.append(f"writes only wav and pcm; for mp3, the default, and other formats run {extras_command('audio')}")
     card = TextToSpeechCard(
         name=folder.name,
         source=folder.source,

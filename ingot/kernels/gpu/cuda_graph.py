@@ -32,6 +32,7 @@ import mlx.core as mx
 
 from ingot.extras import install_command
 from ingot.kernels.gpu.nvrtc import DEFAULT_CUBIN_FOLDER, cubin_key, private_folder
+from ingot.observe.steps import report_step
 
 DRIVER_LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1
@@ -234,6 +235,7 @@ def build_graph_extension(folder: Path) -> Path:
     target = folder / f"{EXTENSION_MODULE}-{_extension_key()}.so"
     if not target.exists():
         began = time.monotonic()
+        report_step("compiling the extension that launches graphs")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
             built = Path(temporary) / target.name
             _run_compiler([*compiler_command(Path(temporary)), "-o", str(built)])

@@ -50,6 +50,7 @@ from ingot.kernels.gpu.nvrtc import (
     cubin_key,
     gpu_architecture,
 )
+from ingot.observe.steps import report_step
 
 log = logging.getLogger("ingot.kernels")
 
@@ -245,6 +246,7 @@ class CudaLauncher:
         if not missing:
             return
         began = time.monotonic()
+        report_step(f"compiling {len(missing)} kernels")
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1, len(missing))) as threads:
             loaded = list(threads.map(self._load, missing))
         self._loaded.update(zip(missing, loaded, strict=True))
@@ -307,6 +309,7 @@ class CudaLauncher:
         cached = None if self._folder is None else self._folder.read(key)
         if cached is not None:
             return self._publish(_LoadedKernel(program, cached, found=True), key)
+        report_step(f"compiling kernel {program.name}")
         cubin = compiler.compiled(program.name, program.source, self._architecture)
         if self._folder is not None:
             try:

@@ -1,8 +1,8 @@
 """From a user's name of a model to a folder that can be loaded, and to the model's kind.
 
-A name is, in this order: a packaged model, a path (folder or .gguf file), a model in the model store, a hub id, one
-with a quantisation of a GGUF file (org/name:Q4_K_M), a unique prefix of a name in the store. `locate_model` raises
-ModelError that says what to do.
+A name is, in this order: a packaged model, a path (folder or .gguf file), a model in the model store, a short name of
+one on the hub (`short_names`), a hub id, one with a quantisation of a GGUF file (org/name:Q4_K_M), a unique prefix of a
+name in the store. `locate_model` raises ModelError that says what to do.
 
 The kind of a model (chat, embedding, rerank, audio, speech) is found from its files. Imports nothing heavy: a lazy
 server needs it before it is ready.
@@ -31,6 +31,7 @@ from ingot.models.files.model_store import (
     store_model,
 )
 from ingot.models.files.progress import Progress
+from ingot.models.files.short_names import NAMED_MODELS, find_named_model, full_model_name
 
 EDGE_BYTES = 1 << 20  # how much of a file's beginning and end goes into its fingerprint
 CHAT_KIND: Final = "chat"
@@ -67,9 +68,10 @@ def locate_model(name: str, settings: Settings, progress: Progress, *, in_place:
     if wanted := hub.split_gguf_id(name):
         path = hub.fetch_gguf_from_hub(*wanted, settings, progress)
         return ModelFolder(_converted_gguf(path, settings, progress, in_place), _gguf_stem(path), f"hub:{name}")
-    if hub.is_hub_id(name):
-        path = _checked_folder(hub.fetch_from_hub(name, settings, progress), name)
-        return ModelFolder(path, name.partition("/")[2], f"hub:{name}")
+    if hub.is_hub_id(hub_id := full_model_name(name)):
+        path = _checked_folder(hub.fetch_from_hub(hub_id, settings, progress), hub_id)
+        own_name = name.lower() if hub_id != name else name.partition("/")[2]
+        return ModelFolder(path, own_name, f"hub:{hub_id}")
     if stored := find_stored_model_by_prefix(name, settings.models_dir):
         return _stored_model(stored, settings, progress, in_place)
     raise ModelError(_unknown_model_message(name, settings))
@@ -161,11 +163,11 @@ def _fingerprint(parts: list[Path]) -> dict[str, Any]:
 def _unknown_model_message(name: str, settings: Settings) -> str:
     stored = [model.name for model in list_stored_models(settings.models_dir)]
     names = list(dict.fromkeys([*packaged.packaged_model_names(), *stored]))
-    near = nearest_name(name.lower(), names)
+    near = nearest_name(name.lower(), [*names, *(model.name for model in NAMED_MODELS)])
     hint = f" Did you mean {near!r}?" if near else ""
     return (
-        f"there is no model {name!r}.{hint} Known by name: {', '.join(names)}. Otherwise give a model folder, "
-        "a .gguf file, or a hub id such as org/name."
+        f"there is no model {name!r}.{hint} Known by name: {', '.join(names)}; `ingot models --recommend` shows more. "
+        "Otherwise give a model folder, a .gguf file, or a hub id such as org/name."
     )
 
 
@@ -174,7 +176,10 @@ def model_kind(name: str, settings: Settings) -> str:
     model = packaged.find_packaged_model(name)
     if model is not None:
         return model.kind
-    folder = _local_folder(name, settings)
+    folder = local_model_folder(name, settings)
+    named = find_named_model(name)
+    if named is not None and folder in (None, hub.cached_hub_folder(named.hub_id)):
+        return named.kind  # which is not always seen in the files
     return CHAT_KIND if folder is None else model_kind_in(folder)
 
 
@@ -199,24 +204,31 @@ def model_kind_in(folder: Path) -> str:
 def has_vision(name: str, settings: Settings) -> bool:
     """Whether a local model has a vision tower that would be loaded."""
     folder = (
-        None if settings.text_only or packaged.find_packaged_model(name) is not None else _local_folder(name, settings)
+        None
+        if settings.text_only or packaged.find_packaged_model(name) is not None
+        else local_model_folder(name, settings)
     )
+    from ingot.media.image_processors import PROCESSORS
+
+    if folder is None and (named := find_named_model(name)) is not None:  # so that it is said before it is fetched
+        return not settings.text_only and "vision" in named.tasks and named.family in PROCESSORS
     config = {} if folder is None else _config_or_empty(folder)
     if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
         return False
-    from ingot.media.image_processors import PROCESSORS
-
     return config.get("model_type") in PROCESSORS
 
 
-def _local_folder(name: str, settings: Settings) -> Path | None:
+def local_model_folder(name: str, settings: Settings) -> Path | None:
+    """Where a model's files are on this machine: a folder, or a .gguf file that the user named. None where they are
+    not here; a packaged model is known by its name in the models folder."""
     path = Path(name).expanduser()
     if path.exists():
         return path
-    if hub.is_hub_id(name):
-        return hub.cached_hub_folder(name)
     try:
-        stored = find_stored_model(name, settings.models_dir) or find_stored_model_by_prefix(name, settings.models_dir)
+        stored = find_stored_model(name, settings.models_dir)
+        if stored is None and hub.is_hub_id(hub_id := full_model_name(name)):
+            return hub.cached_hub_folder(hub_id)
+        stored = stored or find_stored_model_by_prefix(name, settings.models_dir)
     except ModelError:  # several have that name, which loading reports
         return None
     return None if stored is None else stored.path

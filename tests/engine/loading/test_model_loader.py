@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mlx.utils import tree_flatten
 from bench.random_models import write_tokenizer
 from ingot.config import Settings, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.loading.model_loader import ModelLoader
+from ingot.engine.loading.model_loader import ModelLoader, showing_progress
 from ingot.engine.request import Ended, Request, Stop
 from ingot.errors import Unavailable
 from ingot.kernels.device import active_memory
@@ -126,3 +127,11 @@ async def test_a_models_events_are_told_at_its_own_endpoint_each_time_that_it_is
     assert topic == b"kv@here@llama"
     await fleet.unload("llama")
     assert await answer(fleet, "llama") == 4, "the endpoint was not free again"
+
+
+def test_without_a_terminal_progress_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ingot.fleet"), showing_progress() as progress:
+        progress("fetching org/name", 1_000_000, 3_000_000)
+        progress("fetching org/name", 2_000_000, 3_000_000)
+        progress("unloading other")
+    assert caplog.messages == ["fetching org/name: 1.0 MB of 3.0 MB (33 %)", "unloading other"]

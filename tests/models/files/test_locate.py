@@ -205,6 +205,19 @@ def test_a_hub_id_is_fetched_from_the_hub(tmp_path: Path, settings: Settings, mo
     assert find("org/Name-4bit", settings) == ModelFolder(folder, "Name-4bit", "hub:org/Name-4bit")
 
 
+def test_a_short_name_is_fetched_from_the_hub_and_served_as_it_is_given_unless_a_folder_has_it(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "hub", "config.json", "model.safetensors")
+    fetched: list[str] = []
+    monkeypatch.setattr(hub, "fetch_from_hub", lambda repo, *_: fetched.append(repo) or folder)
+    expected = ModelFolder(folder, "qwen3.5-9b", "hub:mlx-community/Qwen3.5-9B-4bit")
+    assert find("Qwen3.5-9B", settings) == expected and fetched == ["mlx-community/Qwen3.5-9B-4bit"]
+    monkeypatch.chdir(tmp_path)
+    mine = write_folder(tmp_path / "qwen3.5-9b", "config.json", "model.safetensors")
+    assert find("qwen3.5-9b", settings).path == mine
+
+
 def test_a_kind_of_gguf_file_on_the_hub_is_converted(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +296,7 @@ def test_a_folder_without_a_config_is_left_to_who_loads_it(tmp_path: Path) -> No
         ("smollm2-135m", "chat"),
         ("all-MiniLM-L6-v2", "embedding"),
         ("whisper-tiny.en", "audio"),
+        ("qwen3-reranker-0.6b", "rerank"),
         ("nobody/knows-it", "chat"),
         ("nobody knows it", "chat"),
     ],

@@ -1,6 +1,14 @@
+"""Progress: one line that moves on a terminal, a few lines elsewhere."""
+
 import io
+import logging
+import threading
+from contextvars import copy_context
+
+import pytest
 
 from ingot.models.files.progress import REPORT_S, TerminalProgress, format_bytes
+from ingot.observe.steps import LineAwareHandler, report_step, reporting_steps
 
 
 class Terminal(io.StringIO):
@@ -62,6 +70,58 @@ def test_work_of_unknown_length_is_shown_without_a_share() -> None:
     progress("looking")
     progress("fetching", 1_500_000)
     assert stream.getvalue() == "looking\nfetching: 1.5 MB\n"
+
+
+def test_a_step_of_unknown_length_shows_its_seconds_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[threading.Timer] = []
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: ticks.append(timer))
+    stream, clock = Terminal(), Clock()
+    progress = TerminalProgress(stream, clock)
+    progress("probing")
+    clock.now = 2.0
+    ticks[-1].function()
+    assert stream.getvalue().endswith("probing (2 s)") and len(ticks) == 2
+    progress("ready")
+    ticks[1].function()  # too late: another step has begun
+    assert stream.getvalue().endswith("ready") and "\n" not in stream.getvalue()  # one line, whatever the step
+    progress.finish()
+    assert ticks[-1].finished.is_set()
+
+
+def test_a_note_replaces_the_last_line_on_a_terminal_and_is_written_once_elsewhere() -> None:
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        progress = TerminalProgress(stream)
+        progress.note("stopping: 2 requests running")
+        progress.note("stopping: 1 request running")
+        progress.finish()
+    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("1 request running\r\x1b[2K")
+    assert log.getvalue() == "stopping: 2 requests running\n"
+
+
+def test_a_log_line_takes_the_place_of_a_line_that_is_being_rewritten() -> None:
+    stream = Terminal()
+    handler = LineAwareHandler(stream)
+    progress = TerminalProgress(stream)
+    progress("fetching", 1, 4)
+    handler.emit(logging.makeLogRecord({"msg": "something happened"}))
+    progress("fetching", 4, 4)
+    assert stream.getvalue().split("\r\x1b[2K") == [
+        "", "fetching: 1 B of 4 B (25 %)", "something happened\n", "fetching: 4 B of 4 B (100 %)\n",
+    ]  # fmt: skip
+    handler.emit(logging.makeLogRecord({"msg": "later"}))
+    assert stream.getvalue().endswith("(100 %)\nlater\n")
+
+
+def test_steps_are_told_to_whoever_shows_them_also_from_another_thread() -> None:
+    told: list[str] = []
+    report_step("to nobody")
+    with reporting_steps(told.append):
+        context = copy_context()
+    thread = threading.Thread(target=context.run, args=(report_step, "compiling"))
+    thread.start()
+    thread.join()
+    assert told == ["compiling"]
 
 
 def test_sizes_are_short() -> None:

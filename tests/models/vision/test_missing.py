@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_to_install_is_said(folder: Path) -> None:
-    with pytest.raises(ModelError, match=r"-m pip install 'mlx-vlm>=.*', or serve it for text alone with --text-only"):
+    with pytest.raises(ModelError, match=r"extras add vision`, or serve it for text alone with --text-only"):
         start_engine(SETTINGS, folder, name="blind", source="random weights")
 
 
