@@ -17,11 +17,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
@@ -324,7 +324,7 @@ def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = N
     os._exit(INTERRUPTED)
 
 
-SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "How do plants make food?"}]}
 SAMPLE_BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
 MEDIA_WORDS = {"image": "images", "video": "video"}
 NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
@@ -332,6 +332,7 @@ NO_CHAT = "the model has no chat template and only goes on with texts (/v1/compl
 
 def resident_record(url: str, engines: Sequence[ModelEngine], settings: Settings) -> str:
     """Of the main model, and of those alongside it."""
+    from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
     from ingot.protocol.served import answer_format_of
 
     main = cast("Engine", engines[0])
@@ -340,6 +341,7 @@ def resident_record(url: str, engines: Sequence[ModelEngine], settings: Settings
         main.card,
         answer_format_of(main.card, main.tokenizer, settings),
         needs_key=settings.keyed,
+        sampling=sampling_body(sampling_defaults(main.card.recommended, settings.override_generation_config)),
         chats=main.tokenizer.template is not None,
         further=[cast("TaskCard", engine.card) for engine in engines[1:]],
     )
@@ -351,11 +353,12 @@ def ready_record(
     found: FoundFormat,
     *,
     needs_key: bool,
+    sampling: Mapping[str, float] = MappingProxyType({}),
     chats: bool = True,
     further: Sequence[TaskCard] = (),
 ) -> str:
     """One record: the ready line, one for each further model, a note for each thing that is guessed or could be faster,
-    a curl to paste. `chats` says whether there is a chat template."""
+    a curl to paste. `sampling` is where requests say nothing; `chats` says whether there is a chat template."""
     facts = (
         f"ready: {url}",
         f"{card.name} ({card.formats or card.dtype})",
@@ -364,6 +367,7 @@ def ready_record(
         f"memory budget {card.memory_budget / 1e9:.1f} GB",
         *([f"sees {' and '.join(MEDIA_WORDS[kind] for kind in card.sees)}"] if card.sees else []),
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
+        *([f"sampling: {', '.join(f'{name} {value}' for name, value in sampling.items())}"] if sampling else []),
         *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
     )
@@ -418,10 +422,10 @@ def _curl_body(value: object) -> str:
 
 SAMPLE_REQUESTS: Final = {
     "chat": ("chat/completions", _curl_body(SAMPLE_QUESTION)),
-    "embedding": ("embeddings", _curl_body({"input": "Why is the sky blue?"})),
+    "embedding": ("embeddings", _curl_body({"input": "How do plants make food?"})),
     "rerank": (
         "rerank",
-        _curl_body({"query": "Why is the sky blue?", "documents": ["It scatters light.", "It rains."]}),
+        _curl_body({"query": "How do plants make food?", "documents": ["From light, water and air.", "It rains."]}),
     ),
     "audio": ("audio/transcriptions", "-F file=@speech.mp3"),
     "speech": ("audio/speech", _curl_body({"input": "The sky is blue."}) + " -o speech.mp3"),

@@ -98,8 +98,8 @@ class SettingsTable:
     )
     generation_config: str = setting(
         "auto",
-        "where default sampling parameters come from: auto for the model's own generation_config.json, none, or a "
-        "folder that has one",
+        "where default sampling parameters come from: auto for the model's own generation_config.json, or what suits "
+        "most models where it states none; none for the model's plain distribution; or a folder that has one",
         check=generation_config_problem,
     )
     override_generation_config: dict[str, Any] | None = setting(
@@ -107,6 +107,11 @@ class SettingsTable:
         'default sampling parameters that override those, as JSON: {"temperature": 0.6}; temperature, top_p, top_k, '
         "min_p and repetition_penalty are supported",
         check=override_problem,
+    )
+    loop_guard: bool = setting(
+        True,
+        "end an answer that repeats the same sentences without end, unless a request says otherwise; tables, code and "
+        "what the prompt quotes may repeat for longer, and structured output always",
     )
     default_chat_template_kwargs: dict[str, Any] | None = setting(
         None, "default variables of the chat template, as JSON; requests can override them", check=variables_problem

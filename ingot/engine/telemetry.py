@@ -14,7 +14,7 @@ from typing import Any, Final, get_args
 
 from ingot.cache.pages import PAGE
 from ingot.engine.memory_budget import MemoryBudget
-from ingot.engine.output import NOT_SEARCHED, ActiveRequest
+from ingot.engine.output import NOT_SEARCHED, REPETITION, ActiveRequest
 from ingot.engine.request import CacheReason, CacheReport, ModelCard, RequestStatus
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import TokenSequence
@@ -22,7 +22,7 @@ from ingot.errors import Cancelled, ClientLeft, IngotError, Stopping
 from ingot.observe.logs import log_facts
 from ingot.observe.metrics import EngineMetrics
 
-REQUEST_ENDINGS: Final = ("stop", "length", "abort", "error")
+REQUEST_ENDINGS: Final = ("stop", "length", REPETITION, "abort", "error")
 """How requests end, by vLLM's names: a tool call is a stop."""
 MEASURED_EVERY_S: Final = 0.2
 """How often the use of memory is measured, besides when a sequence joins."""
@@ -81,8 +81,7 @@ class MetricsRecorder:
     def count_finished(self, job: ActiveRequest, now: float) -> None:
         """A request whose answers all came to their ends."""
         metrics, request, usage, timing = self.metrics, job.request, job.usage(), job.timing(now)
-        cut = any(writer.ended is not None and writer.ended.reason == "length" for writer in job.writers.values())
-        metrics.endings["length" if cut else "stop"] += 1
+        metrics.endings[job.ending] += 1
         metrics.request_s.add(now - request.arrived)
         metrics.queue_s.add(timing.queue)
         metrics.prefill_s.add(timing.prefill)

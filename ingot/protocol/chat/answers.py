@@ -25,6 +25,7 @@ from ingot.engine.request import (
     Ended,
     Event,
     Failed,
+    LoopReport,
     PromptScored,
     Request,
     SequenceEnded,
@@ -251,9 +252,21 @@ class SpeculationBody(Struct):
         return cls(report.proposed, report.accepted, report.passes, round(each, 3))
 
 
+class LoopBody(Struct):
+    """The answer of this index was ended: its last `period` tokens came `count` times in a row."""
+
+    index: int
+    period: int
+    count: int
+
+    @classmethod
+    def each(cls, loops: Sequence[LoopReport]) -> list[LoopBody] | UnsetType:
+        return [cls(loop.index, loop.period, loop.count) for loop in loops] or UNSET
+
+
 class Receipt(Struct):
     """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
-    found within thinking, and which fields had no effect."""
+    found within thinking, the loops in which answers were ended, and which fields had no effect."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -262,6 +275,7 @@ class Receipt(Struct):
     specprefill: SpecprefillReceipt | UnsetType = UNSET
     adapter: str | UnsetType = UNSET
     calls_in_thinking: int | UnsetType = UNSET
+    loops: list[LoopBody] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -273,7 +287,8 @@ class Receipt(Struct):
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
         specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        return cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
+        loops, ignored = LoopBody.each(ended.loops), head.ignored or UNSET
+        return cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, loops, ignored)
 
 
 class IgnoredNote(Struct):
@@ -284,6 +299,12 @@ class IgnoredNote(Struct):
     @classmethod
     def of(cls, reading: BodyReading) -> IgnoredNote | UnsetType:
         return cls(reading.ignored) if reading.ignored else UNSET
+
+
+def stop_reason(end: SequenceEnded | None) -> Literal["repetition_detected"] | UnsetType:
+    """In OpenAI's choices, as vLLM reports it. Their `finish_reason` is `length`: of those that clients know, it alone
+    says that the answer is not complete."""
+    return UNSET if end is None or end.loop is None else "repetition_detected"
 
 
 def finite_logprob(logprob: float) -> float:

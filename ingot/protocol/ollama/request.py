@@ -460,7 +460,7 @@ def make_ollama_task(
         adapter=body.adapter,
         max_tokens=options.limit(len(prepared.prompt)),
         sampling=options.sampling(served.sampling, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
-        stop=options.stopping(options.stop, ends),
+        stop=options.stopping(served, options.stop, ends),
         path="options.",
     )
     reading.ignored.extend(prepared.ignored)
