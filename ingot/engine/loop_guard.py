@@ -31,7 +31,7 @@ SEARCHED_PROMPT: Final = 16_384
 
 # A letter of a script without spaces is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
-_STRUCTURE = re.compile(r"[|{}=;`<>\\\t]|[^\W_]\(|[^\W_],[^\W_]| {3}|-{3}")
+_STRUCTURE = re.compile(r"[|{}=;`<>\\\t]|[^\W_]\(|,[^\W_][^,\n]*,[^\W_]| {3}|-{3}")
 _FENCE = re.compile(r"^ *(?:```|~~~)", re.MULTILINE)
 _LEAST_LETTERS = 0.75  # of a sentence's characters, spaces among them
 
@@ -70,7 +70,7 @@ class LoopGuard:
         tokens = self._sequence.tokens
         text = self._decode(tokens[-3 * period :])
         size = len(text) - len(self._decode(tokens[-2 * period :]))
-        if not reads_as_prose(text[-size:]) or len(_FENCE.findall(self._decode(self._sequence.generated))) % 2:
+        if not reads_as_prose(text[-2 * size :]) or len(_FENCE.findall(self._decode(self._sequence.generated))) % 2:
             return False
         if self._prompt_words is None:
             self._prompt_words = _normalised(self._decode(self._sequence.prompt[-SEARCHED_PROMPT:]))

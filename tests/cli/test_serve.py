@@ -117,6 +117,12 @@ def test_the_ready_record_says_everything_and_hides_the_key() -> None:
     assert "Authorization" not in ready_record("http://127.0.0.1:8000", CARD, found, needs_key=False)
 
 
+def test_the_ready_record_says_how_tokens_are_sampled_where_requests_say_nothing() -> None:
+    found, sampling = FoundFormat(format_by_name("qwen"), "template"), {"temperature": 0.2, "top_p": 0.9}
+    line = ready_record("http://x", CARD, found, needs_key=False, sampling=sampling).splitlines()[0]
+    assert line.endswith(" | sampling: temperature 0.2, top_p 0.9")
+
+
 def test_the_ready_record_says_what_numbers_are() -> None:
     formats = "weights Q4_K_M, activations 8-bit, states float16"
     found = FoundFormat(format_by_name("qwen"), "template")
