@@ -10,15 +10,17 @@ import logging
 import math
 import mimetypes
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ingot.cli.client import ServerClient, ServerError, chunk_delta, cut_short, is_url
 from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, settings_from_arguments
@@ -133,7 +135,7 @@ def _one_shot(client: ServerClient, conversation: ChatSession, screen: AnswerScr
 
 
 def _converse(client: ServerClient, conversation: ChatSession, screen: AnswerScreen) -> int:
-    print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D exits")
+    _print_wrapped(f"{conversation.model} at {client.url}\n/help lists commands, Ctrl-D exits")
     with _line_history(history_path()):
         while True:
             try:
@@ -147,7 +149,7 @@ def _converse(client: ServerClient, conversation: ChatSession, screen: AnswerScr
             if message.startswith("/"):
                 outcome = run_chat_command(conversation, message)
                 if outcome.say:
-                    print(outcome.say)
+                    _print_wrapped(outcome.say)
                 if outcome.leave:
                     return 0
                 message = outcome.ask or ""
@@ -174,17 +176,18 @@ class AnswerScreen:
 
     def __init__(self, *, rendered: bool) -> None:
         self._rendered = rendered
-        self._thinking = False
+        self._thinking = self._line_open = False
         self._part: MarkdownScreen | None = None
 
     def show(self, reasoning: str, text: str) -> None:
         if not reasoning and not text:
             return
-        if bool(reasoning) != self._thinking and (self._thinking or self._part is not None):
+        if bool(reasoning) != self._thinking:
             self.end()
         self._thinking = bool(reasoning)
         shown = printable_text(reasoning + text)
         if not self._rendered:
+            self._line_open = True
             _write_now(shown)
             return
         if self._part is None:
@@ -194,13 +197,25 @@ class AnswerScreen:
 
     def end(self) -> None:
         """The answer, or its thinking, has ended. The next text begins a line."""
-        if self._part is None or not self._part.finish():
+        if self._part is not None:
+            self._part.finish()
+        elif self._line_open:
             _write_now("\n")
-        self._part, self._thinking = None, False
+        self._part, self._thinking, self._line_open = None, False, False
 
 
 def _columns() -> int:
     return shutil.get_terminal_size().columns
+
+
+def _print_wrapped(text: str, file: TextIO | None = None) -> None:
+    """Lines wrapped at words; in a table of two columns, below the second one."""
+    file = file or sys.stdout
+    for line in text.split("\n"):
+        columns = re.match(r"(\S.*? {2,})\S", line)
+        indent = " " * len(columns[1]) if columns else ""
+        wide = file.isatty()
+        print(textwrap.fill(line, max(40, _columns() - 1), subsequent_indent=indent) if wide else line, file=file)
 
 
 def _show_answer(client: ServerClient, conversation: ChatSession, question: str, screen: AnswerScreen) -> None:
@@ -212,13 +227,13 @@ def _show_answer(client: ServerClient, conversation: ChatSession, question: str,
                 screen.show(reasoning, text)
         screen.end()
         if conversation.cut:
-            print(f"({conversation.cut})")
+            _print_wrapped(f"({conversation.cut})")
     except KeyboardInterrupt:
         screen.end()
         print("(stopped)")
     except ServerError as error:
         screen.end()
-        print(f"ingot chat: {error.message}", file=sys.stderr)
+        _print_wrapped(f"ingot chat: {error.message}", sys.stderr)
     finally:
         stream.close()
 

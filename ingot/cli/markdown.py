@@ -30,7 +30,6 @@ class MarkdownScreen:
     ) -> None:
         self._write, self._columns, self._rendered, self._base = write, columns, rendered, base
         self._output: list[str] = []
-        self._shown_any = False
         self._held = ""  # not shown yet: the start of a line, or a marker
         self._at_start = True
         self._verbatim = False  # for the rest of the line
@@ -54,17 +53,15 @@ class MarkdownScreen:
                 self._add(character)
         self._flush()
 
-    def finish(self) -> bool:
-        """The text ended. Whether anything was shown, which now ends with a line feed."""
+    def finish(self) -> None:
+        """The text ended; the next one begins a line."""
         if self._held or self._column:
             self._end_line()
         self._style_as("")
         self._flush()
-        return self._shown_any
 
     def _flush(self) -> None:
         if self._output:
-            self._shown_any = True
             self._write("".join(self._output))
             self._output.clear()
 
