@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.cli.measure import forget_measured, measure
 from ingot.config import GIB, Settings
 from ingot.extras import EXTRAS, install_command, missing_packages
@@ -53,7 +53,7 @@ def run_doctor(arguments: list[str]) -> int:
         help="forget what was measured: nothing is left out any more",
     )
     parser.flag("--network", action="store_true", help="also check whether the model hub can be reached")
-    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=MODEL_FILE_SETTINGS)
     namespace = parser.parse(arguments)
     flags = vars(namespace)
     model = flags.pop("model", None)

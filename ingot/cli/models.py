@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
 
@@ -40,8 +40,7 @@ class ListedModel:
 def run_models(arguments: list[str]) -> int:
     parser = CommandParser("models", ABOUT_MODELS)
     parser.flag("--json", action="store_true", help="print the list as JSON")
-    leave_out = ("offline", "context", "dtype", "chat_template")
-    add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
+    add_settings(parser, ("the rest",), names=("models_dir",))
     namespace = parser.parse(arguments)
     folder = settings_from_arguments(namespace).settings.models_dir
     listed = [_with_memory(model) for model in (*list_packaged(folder), *list_local(folder), *list_hub_cache())]
@@ -163,7 +162,7 @@ def run_pull(arguments: list[str]) -> int:
         "(default: the one that is served by default)"
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
-    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=MODEL_FILE_SETTINGS)
     config = settings_from_arguments(parser.parse(arguments))
 
     from ingot.kernels.device import current_device
@@ -203,7 +202,7 @@ def run_convert(arguments: list[str]) -> int:
         metavar="MODEL",
         help="take the head out of this folder, file or hub id, of which only the files that hold it are read",
     )
-    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=MODEL_FILE_SETTINGS)
     namespace = parser.parse(arguments)
     return _convert_model(namespace, settings_from_arguments(namespace).settings)
 
@@ -255,7 +254,7 @@ def run_rm(arguments: list[str]) -> int:
     parser = CommandParser("rm", ABOUT_RM)
     parser.add_argument("named", nargs="+", metavar="MODEL", help="a name that `ingot models` lists")
     parser.flag("--yes", action="store_true", help="remove them without asking")
-    add_settings(parser, ("the model", "the rest"), leave_out=("offline", "context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=("models_dir",))
     namespace = parser.parse(arguments)
     models_dir = settings_from_arguments(namespace).settings.models_dir.expanduser()
     found = [find_removable(name, models_dir) for name in namespace.named]

@@ -45,7 +45,7 @@ def run_replay(arguments: list[str]) -> int:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="use this model instead of the captured one")
     parser.flag("--url", metavar="URL", help="ask this server instead of loading the model")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
-    add_settings(parser, ("the model", "the engine", "the rest"), leave_out=("capture",))
+    add_settings(parser, ("the model", "the engine", "the rest"))
     flags = parser.parse(arguments)
     record = read_capture(flags.file)
     config = settings_from_arguments(flags)

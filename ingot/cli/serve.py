@@ -70,12 +70,19 @@ RETURNING_NOTICE: Final = "the device was lost and the server is being started a
 log = logging.getLogger("ingot.cli")
 
 
+FIRST_FLAGS: Final = (
+    *("port", "host", "api_key", "served_model_name", "context"),
+    *("memory", "max_sequences", "cache_dir", "speculate", "models_config"),
+)
+"""The settings that most users set, at the top of `--help`."""
+
+
 def run_serve(arguments: list[str]) -> int:
     parser = CommandParser("serve", ABOUT_SERVE)
     known = SETTINGS["model"]
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{known.help} (default: {known.default})")
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
-    add_settings(parser)
+    add_settings(parser, first=FIRST_FLAGS)
     namespace = parser.parse(arguments)
     config = settings_from_arguments(namespace)
     entries = model_entries(config.settings, model_kind)

@@ -161,7 +161,9 @@ class SettingsTable:
         check=model_tables_problem,
     )
     models_config: Path | None = setting(
-        None, "the same as a YAML file: `models`, a list with a name and a path for each", check=registry_problem
+        None,
+        "a YAML file of several models instead of MODEL: `models`, a list with a name and a path for each",
+        check=registry_problem,
     )
     lazy: bool = setting(
         False,
@@ -406,7 +408,7 @@ class SettingsTable:
         None,
         "a folder to record requests and their answers in, for `ingot replay`; anyone who can read it can read them "
         "(default: none)",
-        section="the rest",
+        section="recording and tracing",
     )
     capture_requests: str = setting(
         "all",
@@ -421,6 +423,7 @@ class SettingsTable:
     log_level: str = setting(
         "info",
         "debug, info, warning or error",
+        section="the rest",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = setting(
