@@ -38,6 +38,7 @@ from ingot.cli.flags import (
 )
 from ingot.errors import ConfigError, nearest_name
 from ingot.extras import require_extra
+from ingot.quantities import counted
 from ingot.version import __version__
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ def run_bench_serve(arguments: list[str]) -> int:
 
     client = ServerClient(flags.get("url", DEFAULT_URL), settings.api_key, timeout=timeout_flag(flags))
     target = prepare_target(client, plan)
-    print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
+    print(f"{target.model} at {client.url}: about {counted(plan.prompt_tokens, 'token')} in, {plan.output_tokens} out")
     print(load_table_head())
     levels: list[LoadLevel] = []
     for concurrency in plan.concurrency:
@@ -496,7 +497,9 @@ def write_load_plot(path: Path, target: LoadTarget, plan: LoadPlan, levels: Sequ
         axes.set(xlabel="streams at once", xticks=streams)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{target.model}, {plan.prompt_tokens} tokens in, {plan.output_tokens} out, {plan.endpoint}")
+    figure.suptitle(
+        f"{target.model}, {counted(plan.prompt_tokens, 'token')} in, {plan.output_tokens} out, {plan.endpoint}"
+    )
     figure.savefig(path, dpi=130)
 
 

@@ -23,6 +23,7 @@ from ingot.cli.measure import forget_measured, measure
 from ingot.config import GIB, Settings
 from ingot.extras import EXTRAS, install_command, missing_packages
 from ingot.kernels import device
+from ingot.quantities import counted, format_bytes
 
 ABOUT_DOCTOR = (
     "Show what this machine offers, what is missing and how to install it. Fails if something required is missing."
@@ -133,7 +134,7 @@ def examine_python() -> Finding:
 
 
 def examine_processor() -> Finding:
-    cores = f"{os.cpu_count()} cores"
+    cores = counted(os.cpu_count() or 1, "core")
     features = ", ".join(_cpu_features())
     return Finding("processor", "ok", "; ".join(part for part in (device.cpu_name(), cores, features) if part))
 
@@ -250,13 +251,13 @@ def examine_compiler(name: str, programs: Sequence[str], use: str) -> Finding:
 
 def examine_memory() -> Finding:
     total, available = device.total_memory(), device.available_memory()
-    return Finding("memory", "ok", f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB")
+    return Finding("memory", "ok", f"{format_bytes(available)} available of {format_bytes(total)}")
 
 
 def examine_disk(folder: Path) -> Finding:
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free
-    detail = f"{free / GIB:.1f} GiB free for {folder}"
+    detail = f"{format_bytes(free)} free for {folder}"
     if not os.access(there, os.W_OK):
         return Finding("models folder", "missing", f"{there} cannot be written", "choose another: --models-dir")
     if free < LEAST_DISK:

@@ -40,6 +40,7 @@ from ingot.errors import DeviceLost
 from ingot.extras import require_extra
 from ingot.kernels.device import is_device_lost
 from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind
+from ingot.quantities import counted, format_bytes
 
 if TYPE_CHECKING:
     from ingot.config import Settings
@@ -370,8 +371,8 @@ def ready_record(
         f"ready: {url}",
         f"{card.name} ({card.formats or card.dtype})",
         card.device,
-        f"context {card.context} tokens",
-        f"memory budget {card.memory_budget / 1e9:.1f} GB",
+        f"context {counted(card.context, 'token')}",
+        f"memory budget {format_bytes(card.memory_budget)}",
         *([f"sees {' and '.join(MEDIA_WORDS[kind] for kind in card.sees)}"] if card.sees else []),
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
         *([f"sampling: {', '.join(f'{name} {value}' for name, value in sampling.items())}"] if sampling else []),
@@ -388,12 +389,12 @@ def ready_record(
 def fleet_record(url: str, statuses: Iterable[ModelStatus], memory: int, *, needs_key: bool) -> str:
     """The same of several models: a line for each, with how it stands."""
     each = list(statuses)
-    count = f"{len(each)} model{'' if len(each) == 1 else 's'}"
+    count = counted(len(each), "model")
     kinds = [one.kind for one in each]
     kind = "chat" if "chat" in kinds else kinds[0]
     return "\n".join(
         (
-            f"ready: {url} | {count} | memory budget {memory / 1e9:.1f} GB",
+            f"ready: {url} | {count} | memory budget {format_bytes(memory)}",
             *map(_describe_state, each),
             f"try: {_curl_command(url, needs_key, *SAMPLE_REQUESTS[kind])}",
         )

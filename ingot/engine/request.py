@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem
 from ingot.media.layout import MediaKind
+from ingot.quantities import counted
 from ingot.text.grammar.matcher import CompiledGrammar
 from ingot.text.parser.events import ToolSchema
 from ingot.text.parser.parser import ThinkingStart
@@ -431,7 +432,7 @@ class PoolingModelCard:
     def at_ready(self) -> str:
         """Its purpose, for the ready line."""
         purpose = f"vectors of {self.dimension} numbers" if self.role == "embedding" else "reranking"
-        return f"{purpose} | inputs of {self.length} tokens"
+        return f"{purpose} | inputs of {counted(self.length, 'token')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ingot.engine.sequence import TokenSequence
 from ingot.errors import Cancelled, ClientLeft, IngotError, Stopping
 from ingot.observe.logs import log_facts
 from ingot.observe.metrics import EngineMetrics
+from ingot.quantities import counted
 
 REQUEST_ENDINGS: Final = ("stop", "length", REPETITION, "abort", "error")
 """How requests end, by vLLM's names: a tool call is a stop."""
@@ -201,12 +202,12 @@ def _status_facts(status: RequestStatus, event: str, **more: object) -> dict[str
 
 def _summary_parts(status: RequestStatus) -> Iterable[str]:
     share = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
-    yield f"{status.prompt_tokens} prompt tokens ({share:.0%} cached)"
+    yield f"{counted(status.prompt_tokens, 'prompt token')} ({share:.0%} cached)"
     if status.first_token_s is None:
         yield f"{status.prefilled_tokens} of them computed or cached, no token after {status.age_s:.2f} s"
         return
     yield f"first token after {status.first_token_s:.2f} s"
-    yield f"{status.completion_tokens} answer tokens"
+    yield counted(status.completion_tokens, "answer token")
     seconds = status.age_s - status.first_token_s
     if status.completion_tokens > 1 and seconds > 0:
         yield f"{(status.completion_tokens - 1) / seconds:.1f} tokens/s"
