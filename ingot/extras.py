@@ -6,6 +6,7 @@ The command names this interpreter and the packages themselves: on the package i
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,39 @@ def install_command(requirements: Iterable[str]) -> str:
     python = shlex.quote(sys.executable)
     installer = f"{python} -m pip install" if _is_installed("pip") else f"uv pip install --python {python}"
     return f"{installer} {shlex.join(requirements)}"
+
+
+def requirement_name(requirement: str) -> str:
+    return requirement.partition(">")[0]
+
+
+def installed_version(requirement: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # which a server does without until it is ready
+
+    try:
+        return version(requirement_name(requirement))
+    except PackageNotFoundError:
+        return None
+
+
+def unmet_requirements(extra: str) -> list[str]:
+    """The requirements of an extra that are not installed, or are in a version that ingot does not take."""
+    missing = missing_packages(extra)
+    return [each for each in EXTRAS[extra].values() if each in missing or not _accepts(each, installed_version(each))]
+
+
+def _accepts(requirement: str, found: str | None) -> bool:
+    """Whether `name>=A,<B` takes that version."""
+    if found is None:
+        return False
+    low, high = (_release(bound) for bound in requirement.partition(">=")[2].split(",<"))
+    return low <= _release(found) < high
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """2.10.1rc1 as (2, 10, 1)."""
+    matched = re.match(r"\d+(\.\d+)*", text)
+    return tuple(map(int, matched[0].split("."))) if matched else ()
 
 
 def require_extra(extra: str, feature: str, *, param: str | None = None, instead: str = "") -> None:
