@@ -26,8 +26,8 @@ LEAST_COUNT: Final = 8
 LEAST_WORDS: Final = 5
 """Sentences have at least so many different words."""
 ANCHOR_TOKENS: Final = 32
-SEARCHED_PROMPT: Final = 16_384
-"""Tokens at the prompt's end that are searched for what is repeated."""
+SEARCHED_TOKENS: Final = 16_384
+"""At the prompt's end for what is repeated, and at the answer's end for the fence that code is in."""
 
 # A letter of a script without spaces is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
@@ -70,10 +70,13 @@ class LoopGuard:
         tokens = self._sequence.tokens
         text = self._decode(tokens[-3 * period :])
         size = len(text) - len(self._decode(tokens[-2 * period :]))
-        if not reads_as_prose(text[-2 * size :]) or len(_FENCE.findall(self._decode(self._sequence.generated))) % 2:
+        if not reads_as_prose(text[-2 * size :]):
+            return False
+        answer = self._decode(tokens[-min(self._sequence.produced, SEARCHED_TOKENS) :])
+        if len(_FENCE.findall(answer)) % 2:
             return False
         if self._prompt_words is None:
-            self._prompt_words = _normalised(self._decode(self._sequence.prompt[-SEARCHED_PROMPT:]))
+            self._prompt_words = _normalised(self._decode(self._sequence.prompt[-SEARCHED_TOKENS:]))
         begins = (match.start() for match in _WORD.finditer(text, 0, size + 1))
         return not any(_normalised(text[begin : begin + size]) in self._prompt_words for begin in begins)
 
