@@ -17,7 +17,7 @@ from ingot.observe.logs import set_up_logging
 SETTING_SECTIONS = tuple(dict.fromkeys(option.section for option in ALL_SETTINGS.values()))
 LAST_SECTION = list(SETTINGS.values())[-1].section
 FIRST_SECTION: Final = "what matters first"
-MODEL_FILE_SETTINGS: Final = ("models_dir", "offline")
+MODEL_FILE_SETTINGS: Final = ("model", "models_dir", "offline")
 """Settings of where models are, for commands that run none."""
 LOCAL_SECTIONS: Final = ("the model", "the engine", "recording and tracing")
 """Settings of how to run a model: useless where a running server is asked."""
