@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from ingot.quantities import counted
+
 
 class IngotError(Exception):
     status = 500
@@ -51,12 +53,13 @@ class AdapterError(BadRequest):
 class ContextOverflow(BadRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, limit: int, counted: bool = True) -> None:
-        """`counted`: exactly so many are needed; else at least so many."""
-        tokens = f"{needed}" if counted else f"at least {needed}"
+    def __init__(self, *, needed: int, limit: int, exactly: bool = True) -> None:
+        """`exactly`: exactly so many are needed; else at least so many."""
+        tokens = ("" if exactly else "at least ") + counted(needed, "token")
         super().__init__(
-            f"This request needs {tokens} tokens of context (prompt and at least one new token), but the model's "
-            f"context is {limit} tokens. Shorten the prompt, or serve with a longer context if the model has one.",
+            f"This request needs {tokens} of context (prompt and at least one new token), but the model's "
+            f"context is {counted(limit, 'token')}. Shorten the prompt, or serve with a longer context if the "
+            "model has one.",
             param="messages",
         )
         self.needed, self.limit = needed, limit
@@ -67,9 +70,9 @@ class InputTooLong(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, limit: int, remedy: str, param: str | None = None, counted: bool = True) -> None:
-        tokens = f"{needed}" if counted else f"at least {needed}"
-        super().__init__(f"This input has {tokens} tokens, and the model reads {limit} at most. {remedy}", param=param)
+    def __init__(self, *, needed: int, limit: int, remedy: str, param: str | None = None, exactly: bool = True) -> None:
+        tokens = ("" if exactly else "at least ") + counted(needed, "token")
+        super().__init__(f"This input has {tokens}, and the model reads {limit} at most. {remedy}", param=param)
         self.needed, self.limit = needed, limit
 
 

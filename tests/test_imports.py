@@ -18,7 +18,7 @@ MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
     *("cli", "measure", "agents", "http", "mcp", "protocol", "engine", "distributed", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "shares", "process"),
+    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "shares", "process", "quantities"),
     "version",
 )
 """From the top down. Imports go down, or stay."""

@@ -42,6 +42,7 @@ from ingot.config import SETTINGS, Settings
 from ingot.config.foreign import find_foreign
 from ingot.errors import ConfigError, nearest_name
 from ingot.extras import require_extra
+from ingot.quantities import counted
 from ingot.version import __version__
 
 T = TypeVar("T")
@@ -93,7 +94,8 @@ def run_bench_serve(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         client = measured_server(flags, settings, stack)
         target = prepare_target(client, plan)
-        print(f"{target.model} at {client.url}: about {plan.prompt_tokens} tokens in, {plan.output_tokens} out")
+        prompt = counted(plan.prompt_tokens, "token")
+        print(f"{target.model} at {client.url}: about {prompt} in, {plan.output_tokens} out")
         print(load_table_head())
         for concurrency in plan.concurrency:
             levels.append(run_level(target, plan, concurrency))
@@ -520,7 +522,9 @@ def write_load_plot(path: Path, target: LoadTarget, plan: LoadPlan, levels: Sequ
         axes.set(xlabel="streams at once", xticks=streams)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{target.model}, {plan.prompt_tokens} tokens in, {plan.output_tokens} out, {plan.endpoint}")
+    figure.suptitle(
+        f"{target.model}, {counted(plan.prompt_tokens, 'token')} in, {plan.output_tokens} out, {plan.endpoint}"
+    )
     figure.savefig(path, dpi=130)
 
 

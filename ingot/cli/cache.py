@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.cli.client import ServerClient
 from ingot.cli.flags import DEFAULT_URL, CommandParser, add_settings, choose_action, settings_from_arguments
 from ingot.errors import ConfigError
+from ingot.quantities import counted, format_bytes
 
 if TYPE_CHECKING:
     from ingot.cache.disk.survey import ScopeSurvey
@@ -61,21 +62,28 @@ def list_cache_folder(arguments: list[str]) -> int:
         ]
         print(json.dumps({"bytes": survey.nbytes, "damaged_bytes": damaged, "scopes": scopes}, indent=2))
         return 0
-    print(f"{_format_bytes(survey.nbytes)} in {folder}")
+    print(f"{format_bytes(survey.nbytes)} in {folder}")
     for scope in survey.scopes:
         print(_format_scope(scope))
     if survey.damaged:
-        print(f"damaged, set aside: {len(survey.damaged)} files, {_format_bytes(damaged)}")
+        print(f"damaged, set aside: {counted(len(survey.damaged), 'file')}, {format_bytes(damaged)}")
     return 0
 
 
+HIDDEN_DIGESTS = ("model", "tokenizer")
+"""What tells models apart, which says nothing to people; `--json` has it."""
+
+
 def _format_scope(scope: ScopeSurvey) -> str:
-    about = ", ".join(f"{name} {value}" for name, value in scope.about.items()) or "unknown model"
+    from ingot.cache.disk.store import NAME_FIELD
+
+    about = {name: value for name, value in scope.about.items() if name not in HIDDEN_DIGESTS}
+    name = about.pop(NAME_FIELD, "") or f"a model without a stored name ({scope.scope[:12]})"
     newest = max(file.changed for file in scope.files)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(newest))
-    return (
-        f"{scope.scope}: {len(scope.files)} records, {_format_bytes(scope.nbytes)}, the newest from {when}\n  {about}"
-    )
+    size = f"{counted(len(scope.files), 'record')}, {format_bytes(scope.nbytes)}, the newest from {when}"
+    rest = ", ".join(f"{name} {value}" for name, value in about.items())
+    return f"{name}: {size}" + (f"\n  {rest}" if rest else "")
 
 
 def verify_cache_folder(arguments: list[str]) -> int:
@@ -93,7 +101,7 @@ def verify_cache_folder(arguments: list[str]) -> int:
     else:
         for path, problem in problems:
             print(f"{path}: {problem}")
-        print(f"{count - len(problems)} of {count} records are intact")
+        print(f"{count - len(problems)} of {counted(count, 'record')} intact")
     return 1 if problems else 0
 
 
@@ -109,14 +117,8 @@ def trim_cache_folder(arguments: list[str]) -> int:
         if not folder.is_dir():
             raise ConfigError(f"there is no folder {folder}")
         freed = trim_folder(folder, int(limit * 1e9))
-    print(json.dumps({"freed_bytes": freed}) if "json" in flags else f"freed {_format_bytes(freed)}")
+    print(json.dumps({"freed_bytes": freed}) if "json" in flags else f"freed {format_bytes(freed)}")
     return 0
-
-
-def _format_bytes(count: int) -> str:
-    from ingot.models.files.progress import format_bytes
-
-    return format_bytes(count)
 
 
 CACHE_ACTIONS = {
@@ -169,7 +171,7 @@ def _show_cache(arguments: list[str]) -> int:
 
 def _clear_cache(arguments: list[str]) -> int:
     client, flags = _server_client(_cache_parser("clear"), arguments)
-    return _print_answer(client.delete("cache"), flags, lambda answer: f"freed {_format_bytes(answer['freed_bytes'])}")
+    return _print_answer(client.delete("cache"), flags, lambda answer: f"freed {format_bytes(answer['freed_bytes'])}")
 
 
 def _explain_cache(arguments: list[str]) -> int:
@@ -192,7 +194,7 @@ def _export_cache(arguments: list[str]) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     answer = {"file": str(path), "bytes": path.stat().st_size}
-    return _print_answer(answer, flags, lambda answer: f"wrote {_format_bytes(answer['bytes'])}")
+    return _print_answer(answer, flags, lambda answer: f"wrote {format_bytes(answer['bytes'])}")
 
 
 def _download_export(client: ServerClient, path: Path) -> None:
@@ -216,7 +218,7 @@ def _import_cache(arguments: list[str]) -> int:
         raise ConfigError(f"cannot read {flags['file']}: {error.strerror}") from error
     with file:
         answer = client.upload("cache/import", file)
-    return _print_answer(answer, flags, lambda answer: f"cached {answer['added_tokens']} new tokens")
+    return _print_answer(answer, flags, lambda answer: f"cached {counted(answer['added_tokens'], 'new token')}")
 
 
 _CACHE_COMMANDS = {
@@ -244,30 +246,30 @@ def _read_body(name: str) -> dict[str, Any]:
 
 
 def format_cache_status(answer: Any) -> str:
-    used, limit = _format_bytes(answer["used_bytes"]), _format_bytes(answer["limit_bytes"])
+    used, limit = format_bytes(answer["used_bytes"]), format_bytes(answer["limit_bytes"])
     rate = answer["matched_tokens"] / answer["prompt_tokens"] if answer["prompt_tokens"] else 0.0
     lines = [
-        f"{used} of {limit} used; {answer['evictions']} records evicted so far",
-        f"{answer['hits']} of {answer['prompts']} prompts reused a prefix: {answer['matched_tokens']} of "
-        f"{answer['prompt_tokens']} tokens ({rate:.0%})",
+        f"{used} of {limit} used; {counted(answer['evictions'], 'record')} evicted so far",
+        f"{answer['hits']} of {counted(answer['prompts'], 'prompt')} reused a prefix: {answer['matched_tokens']} of "
+        f"{counted(answer['prompt_tokens'], 'token')} ({rate:.0%})",
     ]
     codecs = [("prefixes cached as", "codec"), ("running sequences as", "live_codec")]
     lines += [f"{what} {answer[name]}" for what, name in codecs if answer.get(name, "raw") != "raw"]
     if disk := answer.get("disk"):
-        lines.append(f"on disk: {_format_bytes(disk['used_bytes'])} in {disk['records']} records")
+        lines.append(f"on disk: {format_bytes(disk['used_bytes'])} in {counted(disk['records'], 'record')}")
     if totals := answer.get("totals"):
         lines.append(
-            f"all {totals['tenants']} keys: {_format_bytes(totals['used_bytes'])}; "
-            f"{totals['evictions']} records evicted so far"
+            f"{counted(totals['tenants'], 'key')} in all: {format_bytes(totals['used_bytes'])}; "
+            f"{counted(totals['evictions'], 'record')} evicted so far"
         )
         lines += _format_disk_totals(totals.get("disk"))
     for salt in answer["salts"]:
         name = f"salt {salt['salt']!r}" if salt["salt"] else "no salt"
         pinned = f", {salt['pinned_tokens']} of them pinned" if salt["pinned_tokens"] else ""
-        points = f", {salt['checkpoints']} checkpoints" if salt["checkpoints"] else ""
+        points = f", {counted(salt['checkpoints'], 'checkpoint')}" if salt["checkpoints"] else ""
         lines.append(
-            f"{name}: {salt['tokens']} tokens{pinned} in {salt['records']} records{points}, "
-            f"{_format_bytes(salt['bytes'])}"
+            f"{name}: {counted(salt['tokens'], 'token')}{pinned} in {counted(salt['records'], 'record')}{points}, "
+            f"{format_bytes(salt['bytes'])}"
         )
     return "\n".join(lines)
 
@@ -277,12 +279,13 @@ def _format_disk_totals(disk: Any) -> list[str]:
         return []
     failed = disk["spill_failures"] + disk["promotion_failures"]
     return [
-        f"all keys on disk: {_format_bytes(disk['used_bytes'])} in {disk['records']} records of this model; all files "
-        f"in the folder take {_format_bytes(disk['folder_bytes'])} of {_format_bytes(disk['limit_bytes'])}",
-        f"  written: {disk['spills']} records, {_format_bytes(disk['spilled_bytes'])} in {disk['spill_s']:.1f} s; "
-        f"{disk['dropped']} dropped because the queue was full",
-        f"  read: {disk['promotions']} records, {_format_bytes(disk['promoted_bytes'])} in "
-        f"{disk['promotion_s']:.1f} s; {disk['hits']} prompts hit, {disk['misses']} missed, {failed} records failed",
+        f"all keys on disk: {format_bytes(disk['used_bytes'])} in {counted(disk['records'], 'record')} of this model; "
+        f"all files in the folder take {format_bytes(disk['folder_bytes'])} of {format_bytes(disk['limit_bytes'])}",
+        f"  written: {counted(disk['spills'], 'record')}, {format_bytes(disk['spilled_bytes'])} in "
+        f"{disk['spill_s']:.1f} s; {disk['dropped']} dropped because the queue was full",
+        f"  read: {counted(disk['promotions'], 'record')}, {format_bytes(disk['promoted_bytes'])} in "
+        f"{disk['promotion_s']:.1f} s; {counted(disk['hits'], 'prompt')} hit, {disk['misses']} missed, "
+        f"{counted(failed, 'record')} failed",
     ]
 
 
@@ -290,11 +293,11 @@ def format_explanation(answer: Any) -> str:
     cache = answer["cache"]
     source = " from disk" if cache.get("tier") == "disk" else ""
     matched, whole = cache["matched_tokens"], answer["prompt_tokens"]
-    lines = [f"{matched} of {whole} tokens would be reused{source}: {cache['reason']}"]
+    lines = [f"{matched} of {counted(whole, 'token')} would be reused{source}: {cache['reason']}"]
     prompts = cache.get("prompts") or [cache]
     for number, prompt in enumerate(prompts):
         if len(prompts) > 1:
-            lines.append(f"prompt {number}: {prompt['matched_tokens']} tokens: {prompt['reason']}")
+            lines.append(f"prompt {number}: {counted(prompt['matched_tokens'], 'token')}: {prompt['reason']}")
         if prompt["diverged"] is not None:
             lines += _format_divergence(prompt["diverged"])
     return "\n".join(lines)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import json
 import logging
 import math
+import mimetypes
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from ingot.cli.client import ServerClient, ServerError, chunk_delta, is_url
+from ingot.cli.client import ServerClient, ServerError, chunk_delta, cut_short, is_url
 from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, settings_from_arguments
+from ingot.cli.markdown import DIM, MarkdownScreen
 from ingot.config import SETTINGS, Settings
 from ingot.config.field import VALUE_KINDS_IN_WORDS
 from ingot.errors import ConfigError, ModelError, nearest_name
@@ -26,7 +32,6 @@ from ingot.errors import ConfigError, ModelError, nearest_name
 ABOUT_CHAT = "Chat with a model. MODEL runs in this process; a URL is any OpenAI-compatible server."
 TEXT_FENCE = '"""'
 HISTORY_LENGTH = 2000
-DIM_TEXT, PLAIN_TEXT = "\x1b[2m", "\x1b[0m"
 # A model's text must not control the terminal: the only control characters are line feed and tab.
 _CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x0A, 0x09})
 
@@ -44,9 +49,11 @@ def run_chat(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         client = _chat_client(namespace, config.settings, stack)
         sampling = {name: parse_sampling_value(name, flags[name]) for name in SAMPLING_PARAMETERS if name in flags}
-        name = flags.get("name") or _served_name(client)
-        conversation = ChatSession(name, system=flags.get("system"), sampling=sampling)
-        return _converse(client, conversation) if interactive else _one_shot(client, conversation)
+        conversation = ChatSession("", system=flags.get("system"), sampling=sampling, list_models=client.served_models)
+        conversation.model = flags.get("name") or _served_name(client)
+        rendered = "plain" not in flags and shows_styles(sys.stdout.isatty(), os.environ)
+        screen = AnswerScreen(rendered=rendered)
+        return (_converse if interactive else _one_shot)(client, conversation, screen)
 
 
 def _chat_parser() -> CommandParser:
@@ -54,6 +61,13 @@ def _chat_parser() -> CommandParser:
     parser.add_argument("model", nargs="?", metavar="MODEL|URL", help="the model or server to chat with", default=None)
     parser.flag("--system", metavar="TEXT", section="the chat", help="the system prompt")
     parser.flag("--name", metavar="NAME", section="the chat", help="which of the server's models to use")
+    parser.flag(
+        "--plain",
+        action="store_true",
+        section="the chat",
+        help="show answers as they come, neither wrapped nor with Markdown rendered (default where the output is no "
+        "terminal, or NO_COLOR is set)",
+    )
     for name in SAMPLING_PARAMETERS:
         metavar = "N" if SAMPLING_PARAMETERS[name] is int else "X"
         about = f"{name.replace('_', ' ')} (default: the server's)"
@@ -76,10 +90,14 @@ def _chat_client(namespace: argparse.Namespace, settings: Settings, stack: conte
 
 
 def _served_name(client: ServerClient) -> str:
-    try:
-        return str(client.get("models")["data"][0]["id"])
-    except (KeyError, IndexError, TypeError):
-        raise ModelError(f"{client.url} lists no models; name one with --name") from None
+    names = client.served_models()
+    if not names:
+        raise ModelError(f"{client.url} lists no models; name one with --name")
+    return names[0]
+
+
+def shows_styles(terminal: bool, environ: Mapping[str, str]) -> bool:
+    return terminal and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 def stream_chat_answer(
@@ -92,25 +110,32 @@ def stream_chat_answer(
             for chunk in chunks:
                 reasoning, text = chunk_delta(chunk.data)
                 parts.append(text)
+                conversation.cut = cut_short(chunk.data) or conversation.cut
                 yield reasoning, text
     finally:
         if any(parts):
             conversation.add_answer("".join(parts))
 
 
-def _one_shot(client: ServerClient, conversation: ChatSession) -> int:
+def _one_shot(client: ServerClient, conversation: ChatSession, screen: AnswerScreen) -> int:
     question = sys.stdin.read().removesuffix("\n")
     if not question:
         raise ConfigError("nothing to ask: standard input is empty")
-    clean = sys.stdout.isatty()
-    for _, text in stream_chat_answer(client, conversation, question):
-        _write_now(printable_text(text) if clean else text)
-    _write_now("\n")
+    if sys.stdout.isatty():
+        for _, text in stream_chat_answer(client, conversation, question):
+            screen.show("", text)
+        screen.end()
+    else:
+        for _, text in stream_chat_answer(client, conversation, question):
+            _write_now(text)
+        _write_now("\n")
+    if conversation.cut:
+        print(f"ingot chat: {conversation.cut}", file=sys.stderr)
     return 0
 
 
-def _converse(client: ServerClient, conversation: ChatSession) -> int:
-    print(f"{conversation.model} at {client.url} - /help lists commands, Ctrl-D exits")
+def _converse(client: ServerClient, conversation: ChatSession, screen: AnswerScreen) -> int:
+    _print_wrapped(f"{conversation.model} at {client.url}\n/help lists commands, Ctrl-D exits")
     with _line_history(history_path()):
         while True:
             try:
@@ -124,12 +149,12 @@ def _converse(client: ServerClient, conversation: ChatSession) -> int:
             if message.startswith("/"):
                 outcome = run_chat_command(conversation, message)
                 if outcome.say:
-                    print(outcome.say)
+                    _print_wrapped(outcome.say)
                 if outcome.leave:
                     return 0
                 message = outcome.ask or ""
             if message.strip():
-                _show_answer(client, conversation, message)
+                _show_answer(client, conversation, message, screen)
 
 
 def read_message(read: Callable[[str], str]) -> str:
@@ -146,23 +171,69 @@ def read_message(read: Callable[[str], str]) -> str:
     return line
 
 
-def _show_answer(client: ServerClient, conversation: ChatSession, question: str) -> None:
+class AnswerScreen:
+    """Shows answers as they come: Markdown and wrapped, with thinking dim, or as they are."""
+
+    def __init__(self, *, rendered: bool) -> None:
+        self._rendered = rendered
+        self._thinking = self._line_open = False
+        self._part: MarkdownScreen | None = None
+
+    def show(self, reasoning: str, text: str) -> None:
+        if not reasoning and not text:
+            return
+        if bool(reasoning) != self._thinking:
+            self.end()
+        self._thinking = bool(reasoning)
+        shown = printable_text(reasoning + text)
+        if not self._rendered:
+            self._line_open = True
+            _write_now(shown)
+            return
+        if self._part is None:
+            base = DIM if self._thinking else ""
+            self._part = MarkdownScreen(_write_now, _columns, rendered=not self._thinking, base=base)
+        self._part.feed(shown)
+
+    def end(self) -> None:
+        """The answer, or its thinking, has ended. The next text begins a line."""
+        if self._part is not None:
+            self._part.finish()
+        elif self._line_open:
+            _write_now("\n")
+        self._part, self._thinking, self._line_open = None, False, False
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _print_wrapped(text: str, file: TextIO | None = None) -> None:
+    """Lines wrapped at words; in a table of two columns, below the second one."""
+    file = file or sys.stdout
+    for line in text.split("\n"):
+        columns = re.match(r"(\S.*? {2,})\S", line)
+        indent = " " * len(columns[1]) if columns else ""
+        wide = file.isatty()
+        print(textwrap.fill(line, max(40, _columns() - 1), subsequent_indent=indent) if wide else line, file=file)
+
+
+def _show_answer(client: ServerClient, conversation: ChatSession, question: str, screen: AnswerScreen) -> None:
     """Ctrl-C ends the answer, not the program. After an error the chat goes on."""
     stream = stream_chat_answer(client, conversation, question)
-    thinking = False
     try:
         with _calling_at_interrupts(client.break_off):
             for reasoning, text in stream:
-                if bool(reasoning) != thinking and (reasoning or text):
-                    thinking = bool(reasoning)
-                    _write_now(DIM_TEXT if thinking else f"{PLAIN_TEXT}\n")
-                _write_now(printable_text(reasoning + text))
-        _write_now("\n")
+                screen.show(reasoning, text)
+        screen.end()
+        if conversation.cut:
+            _print_wrapped(f"({conversation.cut})")
     except KeyboardInterrupt:
-        _write_now(f"{PLAIN_TEXT}\n(stopped)\n")
+        screen.end()
+        print("(stopped)")
     except ServerError as error:
-        _write_now(f"{PLAIN_TEXT}\n")
-        print(f"ingot chat: {error.message}", file=sys.stderr)
+        screen.end()
+        _print_wrapped(f"ingot chat: {error.message}", sys.stderr)
     finally:
         stream.close()
 
@@ -295,6 +366,41 @@ def _save_command(conversation: ChatSession, name: str) -> CommandOutcome:
     return CommandOutcome(f"saved to {name}")
 
 
+def _model_command(conversation: ChatSession, name: str) -> CommandOutcome:
+    try:
+        served = conversation.list_models()
+    except ServerError as error:
+        return CommandOutcome(error.message)
+    if not name:
+        return CommandOutcome("\n".join(f"{'*' if each == conversation.model else ' '} {each}" for each in served))
+    if name not in served:
+        near = nearest_name(name, served)
+        hint = f"did you mean {near}?" if near else f"served are: {', '.join(served) or 'none'}"
+        return CommandOutcome(f"no model {name} is served; {hint}")
+    conversation.model = name
+    return CommandOutcome(f"{name} answers from now on")
+
+
+def _image_command(conversation: ChatSession, name: str) -> CommandOutcome:
+    if not name:
+        return CommandOutcome(
+            "\n".join(image.name for image in conversation.images) or "no image is attached; usage: /image FILE"
+        )
+    if name == "none":
+        conversation.images = []
+        return CommandOutcome("no image is attached any more")
+    path = Path(name.strip("'\"")).expanduser()
+    kind = mimetypes.guess_type(path.name)[0] or ""
+    if not kind.startswith("image/"):
+        return CommandOutcome(f"{name} is not named like an image, such as photo.png or photo.jpg")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return CommandOutcome(f"cannot read {name}: {error.strerror}")
+    conversation.images.append(AttachedImage(path.name, f"data:{kind};base64,{base64.b64encode(data).decode()}"))
+    return CommandOutcome(f"{path.name} goes with the next question (/image none removes it)")
+
+
 def _help_command(_: ChatSession, __: str) -> CommandOutcome:
     rows = [f"{command.usage:<26} {command.help}" for command in CHAT_COMMANDS.values()]
     rows += [
@@ -308,6 +414,10 @@ def _help_command(_: ChatSession, __: str) -> CommandOutcome:
 CHAT_COMMANDS = {
     "system": ChatCommand("/system TEXT", "set the system prompt (/system none removes it)", _system_command),
     "set": ChatCommand("/set NAME VALUE", "set a sampling parameter (/set shows them all)", _set_command),
+    "model": ChatCommand(
+        "/model NAME", "go on with another of the server's models (/model lists them)", _model_command
+    ),
+    "image": ChatCommand("/image FILE", "attach an image to the next question", _image_command),
     "retry": ChatCommand("/retry", "ask the last question again", _retry_command),
     "clear": ChatCommand("/clear", "start a new conversation", _clear_command),
     "save": ChatCommand("/save FILE", "write the conversation to a new .md or .json file", _save_command),
@@ -316,7 +426,14 @@ CHAT_COMMANDS = {
 }
 
 
-SessionMessage = dict[str, str]
+SessionMessage = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedImage:
+    name: str
+    url: str  # with its data
+
 
 # Only types are checked here; the server checks bounds.
 SAMPLING_PARAMETERS: dict[str, type[int] | type[float]] = {
@@ -358,29 +475,39 @@ class ChatSession:
     turns: list[SessionMessage] = field(default_factory=list)
     question: str | None = None
     answered: bool = False  # whether `question` and its answer are the last turn
+    images: list[AttachedImage] = field(default_factory=list)  # for the next question
+    asked_images: list[AttachedImage] = field(default_factory=list)  # of `question`
+    cut: str = ""  # why its answer is not complete
+    list_models: Callable[[], list[str]] = field(default=list, compare=False)
 
     def ask(self, text: str) -> dict[str, Any]:
-        """The body of the request that asks `text`."""
-        self.question, self.answered = text, False
-        messages = [*self.messages, {"role": "user", "content": text}]
-        return {"model": self.model, "messages": messages, "stream": True, **self.sampling}
+        """The body of the request that asks `text`, with the images that are attached."""
+        self.question, self.answered, self.cut = text, False, ""
+        self.asked_images, self.images = self.images, []
+        return {"model": self.model, "messages": [*self.messages, self._asked], "stream": True, **self.sampling}
+
+    @property
+    def _asked(self) -> SessionMessage:
+        images = [{"type": "image_url", "image_url": {"url": image.url}} for image in self.asked_images]
+        content = [*images, {"type": "text", "text": self.question}] if images else self.question
+        return {"role": "user", "content": content}
 
     def add_answer(self, text: str) -> None:
         """Add the last question and its answer, which may be partial."""
         if self.question is None:
             raise ValueError("there is no question")
-        self.turns += [{"role": "user", "content": self.question}, {"role": "assistant", "content": text}]
+        self.turns += [self._asked, {"role": "assistant", "content": text}]
         self.answered = True
 
     def retry(self) -> str | None:
         """Remove the last answer and return its question; None if there is none."""
         if self.answered:
             del self.turns[-2:]
-        self.answered = False
+        self.answered, self.images = False, [*self.asked_images]
         return self.question
 
     def clear(self) -> None:
-        self.turns, self.question, self.answered = [], None, False
+        self.turns, self.question, self.answered, self.images, self.asked_images = [], None, False, [], []
 
     @property
     def messages(self) -> list[SessionMessage]:
@@ -396,4 +523,8 @@ class ChatSession:
         return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
 
     def _markdown(self) -> str:
-        return "\n".join(f"## {message['role']}\n\n{message['content']}\n" for message in self.messages)
+        return "\n".join(f"## {message['role']}\n\n{_as_text(message['content'])}\n" for message in self.messages)
+
+
+def _as_text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "\n\n".join(part.get("text", "(an image)") for part in content)

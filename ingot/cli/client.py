@@ -70,6 +70,13 @@ class ServerClient:
         """The JSON at `path` below the API's base, or below the server's root if `path` starts with `/`."""
         return self._json("GET", path, None)
 
+    def served_models(self) -> list[str]:
+        """Their names, the main one first."""
+        try:
+            return [str(model["id"]) for model in self.get("models")["data"]]
+        except (KeyError, TypeError):
+            return []
+
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._json("POST", path, body)
 
@@ -195,6 +202,14 @@ def chunk_delta(chunk: Mapping[str, Any]) -> tuple[str, str]:
     choices = chunk.get("choices") or [{}]
     delta = choices[0].get("delta") or {}
     return delta.get("reasoning_content") or "", delta.get("content") or choices[0].get("text") or ""
+
+
+def cut_short(chunk: Mapping[str, Any]) -> str:
+    """Why a chunk ends an answer that is not complete; empty for others."""
+    choice = (chunk.get("choices") or [{}])[0]
+    if choice.get("stop_reason") == "repetition_detected":
+        return "the answer repeated itself without end, and was ended"
+    return "the answer reached its limit of tokens" if choice.get("finish_reason") == "length" else ""
 
 
 def _parse_event(data: bytes) -> Mapping[str, Any]:

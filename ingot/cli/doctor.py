@@ -18,11 +18,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.cli.measure import forget_measured, measure
 from ingot.config import GIB, Settings
-from ingot.extras import EXTRA_USES, EXTRAS, extras_command, install_command, missing_packages
+from ingot.extras import (
+    EXTRA_USES,
+    EXTRAS,
+    extras_command,
+    install_command,
+    installed_version,
+    missing_packages,
+    requirement_name,
+    unmet_requirements,
+)
 from ingot.kernels import device
+from ingot.quantities import counted, format_bytes
 
 ABOUT_DOCTOR = (
     "Show what this machine offers, what is missing and how to install it. Fails if something required is missing."
@@ -53,7 +63,7 @@ def run_doctor(arguments: list[str]) -> int:
         help="forget what was measured: nothing is left out any more",
     )
     parser.flag("--network", action="store_true", help="also check whether the model hub can be reached")
-    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=(*MODEL_FILE_SETTINGS, "cache_dir"))
     namespace = parser.parse(arguments)
     flags = vars(namespace)
     model = flags.pop("model", None)
@@ -75,9 +85,11 @@ def run_doctor(arguments: list[str]) -> int:
 
 
 def examine_machine(settings: Settings, network: bool, model: Path | None = None) -> Iterator[Finding]:
+    load = examine_load()  # first: what follows is work
     probed = run_mlx_probe() if model is None else run_mlx_probe(model)
     yield examine_python()
     yield examine_processor()
+    yield load
     yield from examine_nvidia(probed)
     yield from examine_mlx(probed)
     yield from examine_packages()
@@ -85,6 +97,7 @@ def examine_machine(settings: Settings, network: bool, model: Path | None = None
         yield examine_compiler("C++ compiler", ("g++",), "CPUs need it for mx.compile, CUDA for launching graphs")
     yield examine_memory()
     yield examine_disk(settings.models_dir)
+    yield from examine_disk_cache(settings)
     yield examine_open_files()
     yield from examine_extras()
     if model is not None:
@@ -107,7 +120,9 @@ REQUIRED_PACKAGES = ("mlx-lm", "transformers", "tokenizers", "safetensors", "ggu
 CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve")
 PROBE_SECONDS = 120
 LEAST_DISK = 2 * GIB
+LEAST_MEMORY = GIB
 LEAST_FILES = 1024
+BUSY_LOAD = 0.7  # of the cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +140,7 @@ def examine_python() -> Finding:
 
 
 def examine_processor() -> Finding:
-    cores = f"{os.cpu_count()} cores"
+    cores = counted(os.cpu_count() or 1, "core")
     features = ", ".join(_cpu_features())
     return Finding("processor", "ok", "; ".join(part for part in (device.cpu_name(), cores, features) if part))
 
@@ -182,7 +197,8 @@ def examine_model(probed: dict[str, Any] | str, folder: Path) -> Iterator[Findin
         yield Finding("model", "note", f"{folder} is not a folder with a config.json", "name the folder of a model")
         return
     for note in probed["slower"]:
-        yield Finding("model", "note", f"{folder.name}: {note}")
+        advice = "ingot doctor --measure shows what that costs here"
+        yield Finding("model", "note", f"{folder.name}: {note}", advice)
     if not probed["slower"]:
         yield Finding("model", "ok", f"{folder.name}: its attention uses ingot's own modules")
 
@@ -240,20 +256,55 @@ def examine_compiler(name: str, programs: Sequence[str], use: str) -> Finding:
     return Finding(name, "ok", found)
 
 
+def examine_load() -> Finding:
+    """Whether the processor is busy with something else."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    detail = f"{load:.1f} on {counted(cores, 'core')} over the last minute"
+    if load < BUSY_LOAD * cores:
+        return Finding("load", "ok", detail)
+    busiest = _busiest_programs()
+    others = f", most by {' and '.join(busiest)}" if busiest else ""
+    advice = "stop what else runs before you measure anything, or expect less speed meanwhile"
+    return Finding("load", "note", detail + others, advice)
+
+
+def _busiest_programs() -> list[str]:
+    try:
+        done = subprocess.run(["ps", "-Ao", "pcpu=,comm="], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [line.split(None, 1) for line in done.stdout.splitlines()]
+    shares = [(float(row[0].replace(",", ".")), Path(row[1].strip()).name) for row in rows if len(row) == 2]
+    return [f"{name} ({share:.0f} %)" for share, name in sorted(shares, reverse=True)[:2] if share >= 10]
+
+
 def examine_memory() -> Finding:
     total, available = device.total_memory(), device.available_memory()
-    return Finding("memory", "ok", f"{available / GIB:.1f} GiB available of {total / GIB:.1f} GiB")
+    detail = f"{format_bytes(available)} available of {format_bytes(total)}"
+    if available < LEAST_MEMORY:
+        advice = "close other programs, or name a smaller budget or model: --memory"
+        return Finding("memory", "note", detail, advice)
+    return Finding("memory", "ok", detail)
 
 
-def examine_disk(folder: Path) -> Finding:
+def examine_disk(
+    folder: Path, name: str = "models folder", flag: str = "--models-dir", least: float = LEAST_DISK
+) -> Finding:
+    """Whether a folder can be written, and its drive has `least` bytes free."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(there).free
-    detail = f"{free / GIB:.1f} GiB free for {folder}"
+    detail = f"{format_bytes(free)} free for {folder}"
     if not os.access(there, os.W_OK):
-        return Finding("models folder", "missing", f"{there} cannot be written", "choose another: --models-dir")
-    if free < LEAST_DISK:
-        return Finding("models folder", "note", detail, "free some space, or choose another folder: --models-dir")
-    return Finding("models folder", "ok", detail)
+        return Finding(name, "missing", f"{there} cannot be written", f"choose another: {flag}")
+    if free < least:
+        return Finding(name, "note", detail, f"free some space, or choose another folder: {flag}")
+    return Finding(name, "ok", detail)
+
+
+def examine_disk_cache(settings: Settings) -> Iterator[Finding]:
+    if (folder := settings.cache_dir) is None:
+        return
+    yield examine_disk(folder, "disk cache", "--cache-dir", settings.cache_disk_free_gb * 1e9)
 
 
 def examine_open_files() -> Finding:
@@ -269,13 +320,19 @@ def _format_limit(value: int) -> str:
 
 
 def examine_extras() -> Iterator[Finding]:
+    """What each extra lacks, or has in a version that ingot does not take."""
     for extra, use in EXTRA_USES.items():
-        if missing := missing_packages(extra):
-            names = [requirement.partition(">")[0] for requirement in missing]
-            yield Finding(extra, "note", f"without {', '.join(names)}; for {use}", extras_command(extra))
-        else:
-            names = [requirement.partition(">")[0] for requirement in EXTRAS[extra].values()]
-            yield Finding(extra, "ok", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
+        missing, unmet = missing_packages(extra), unmet_requirements(extra)
+        if not unmet:
+            found = [f"{requirement_name(each)} {installed_version(each)}" for each in EXTRAS[extra].values()]
+            yield Finding(extra, "ok", ", ".join(found))
+            continue
+        without = ", ".join(map(requirement_name, missing))
+        wrong = [
+            f"{requirement_name(each)} {installed_version(each)} is not {each}" for each in unmet if each not in missing
+        ]
+        detail = "; ".join([*([f"without {without}"] if missing else []), *wrong, f"for {use}"])
+        yield Finding(extra, "note", detail, extras_command(extra))
 
 
 def examine_hub(settings: Settings) -> Finding:

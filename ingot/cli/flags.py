@@ -17,7 +17,10 @@ from ingot.observe.logs import set_up_logging
 
 SETTING_SECTIONS = tuple(dict.fromkeys(option.section for option in SETTINGS.values()))
 LAST_SECTION = list(SETTINGS.values())[-1].section
-LOCAL_SECTIONS: Final = ("the model", "the engine")
+FIRST_SECTION: Final = "what matters first"
+MODEL_FILE_SETTINGS: Final = ("model", "models_dir", "offline")
+"""Settings of where models are, for commands that run none."""
+LOCAL_SECTIONS: Final = ("the model", "the engine", "recording and tracing")
 """Settings of how to run a model: useless where a running server is asked."""
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 """The server that commands use unless another is named."""
@@ -49,6 +52,18 @@ class CommandParser(argparse.ArgumentParser):
         self.groups[section].add_argument(*names, **options)
         switch = options.get("action") is argparse.BooleanOptionalAction
         self.flags += [*names, *(f"--no-{name.removeprefix('--')}" for name in names if switch)]
+
+    def format_help(self) -> str:
+        """With a usage of one line: all flags are listed below it."""
+        words = [
+            {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{} [{} ...]"}[
+                action.nargs if isinstance(action.nargs, str) else None
+            ].replace("{}", str(action.metavar or action.dest))
+            for action in self._actions
+            if not action.option_strings
+        ]
+        self.usage = " ".join([self.prog, *words, "[FLAGS]"])
+        return super().format_help()
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         own, foreign = self._without_foreign(arguments) if self.settings else (list(arguments), {})
@@ -152,16 +167,26 @@ def choose_action(command: str, actions: Mapping[str, str], arguments: Sequence[
 
 
 def add_settings(
-    parser: CommandParser, sections: Iterable[str] = SETTING_SECTIONS, leave_out: Collection[str] = ()
+    parser: CommandParser,
+    sections: Iterable[str] = SETTING_SECTIONS,
+    leave_out: Collection[str] = (),
+    *,
+    names: Collection[str] = (),
+    first: Sequence[str] = (),
 ) -> None:
-    """A flag for each setting, in the settings' order and sections, and `--config`. A command's own flag of the same
-    name comes first."""
+    """A flag for each setting of these sections or names, in the settings' order and sections, and `--config`. Those
+    named in `first` come first, in a section of their own. A command's own flag of the same name takes precedence."""
     wanted = set(sections)
-    for option in SETTINGS.values():
-        if option.section in wanted and option.name not in leave_out:
-            parser.settings.add(option.name)
-            if option.positional is None and option.flag not in parser.flags:
-                parser.flag(option.flag, section=option.section, **_flag_options(option))
+    chosen = [
+        option
+        for option in SETTINGS.values()
+        if (option.section in wanted or option.name in names) and option.name not in leave_out
+    ]
+    for option in sorted(chosen, key=lambda option: first.index(option.name) if option.name in first else len(first)):
+        parser.settings.add(option.name)
+        if option.positional is None and option.flag not in parser.flags:
+            section = FIRST_SECTION if option.name in first else option.section
+            parser.flag(option.flag, section=section, **_flag_options(option))
     parser.flag(
         "--config",
         section=LAST_SECTION,

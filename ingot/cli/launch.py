@@ -39,6 +39,7 @@ from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, setting
 from ingot.config import SETTINGS, Settings
 from ingot.errors import ConfigError, IngotError, ModelError
 from ingot.process import signals_not_ignored
+from ingot.quantities import counted
 
 ABOUT_LAUNCH = (
     "Start a client with a running server, or with one that --model starts for it, with the right address, key, model, "
@@ -269,7 +270,8 @@ class FirstPrompt:
             raise ServerError(f"the first prompt was not computed: {answer['error'].get('message', '')}")
         prompt, cached = prompt_usage(answer.get("usage") or {})
         seconds = time.monotonic() - began
-        return f"its first prompt has {prompt} tokens; {cached} were cached, the rest took {seconds:.1f} s to compute"
+        tokens = counted(prompt, "token")
+        return f"its first prompt has {tokens}; {cached} cached, the rest took {seconds:.1f} s to compute"
 
 
 def one_token_request(path: str, body: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:

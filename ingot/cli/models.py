@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
 from ingot.models.files.gguf_files import REFERENCES_FILE
@@ -48,9 +48,8 @@ def run_models(arguments: list[str]) -> int:
         action="store_true",
         help="list models that fit this machine's memory instead, by task, with the command that serves each",
     )
-    leave_out = ("offline", "context", "dtype", "chat_template")
-    add_settings(parser, ("the model", "the rest"), leave_out=leave_out)
     parser.flag("--memory", metavar="MEMORY", help="recommend what fits into this budget, such as 12GB or 60%%")
+    add_settings(parser, ("the rest",), names=("models_dir",))
     namespace = parser.parse(arguments)
     settings = settings_from_arguments(namespace).settings
     folder = settings.models_dir
@@ -209,7 +208,7 @@ def run_pull(arguments: list[str]) -> int:
         "(default: the one that is served by default)"
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help=about)
-    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=MODEL_FILE_SETTINGS)
     config = settings_from_arguments(parser.parse(arguments))
 
     from ingot.kernels.device import current_device
@@ -249,7 +248,7 @@ def run_convert(arguments: list[str]) -> int:
         metavar="MODEL",
         help="take the head out of this folder, file or hub id, of which only the files that hold it are read",
     )
-    add_settings(parser, ("the model", "the rest"), leave_out=("context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=MODEL_FILE_SETTINGS)
     namespace = parser.parse(arguments)
     return _convert_model(namespace, settings_from_arguments(namespace).settings)
 
@@ -301,7 +300,7 @@ def run_rm(arguments: list[str]) -> int:
     parser = CommandParser("rm", ABOUT_RM)
     parser.add_argument("named", nargs="+", metavar="MODEL", help="a name that `ingot models` lists")
     parser.flag("--yes", action="store_true", help="remove them without asking")
-    add_settings(parser, ("the model", "the rest"), leave_out=("offline", "context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=("models_dir",))
     namespace = parser.parse(arguments)
     models_dir = settings_from_arguments(namespace).settings.models_dir.expanduser()
     found = [find_removable(name, models_dir) for name in namespace.named]

@@ -17,6 +17,7 @@ from ingot.cli.client import ServerClient
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Config, Settings
 from ingot.errors import ConfigError, IngotError
+from ingot.quantities import counted
 
 ABOUT_REPLAY = "Run a captured request again, here or on another server, and show where the answers differ."
 REPLAY_VERSION: Final = 1
@@ -45,7 +46,7 @@ def run_replay(arguments: list[str]) -> int:
     parser.add_argument("model", metavar="MODEL", nargs="?", help="use this model instead of the captured one")
     parser.flag("--url", metavar="URL", help="ask this server instead of loading the model")
     parser.flag("--api-key", metavar="KEY", dest="api_key", help="the server's key (better: INGOT_API_KEY)")
-    add_settings(parser, ("the model", "the engine", "the rest"), leave_out=("capture",))
+    add_settings(parser, ("the model", "the engine", "the rest"))
     flags = parser.parse(arguments)
     record = read_capture(flags.file)
     config = settings_from_arguments(flags)
@@ -174,7 +175,7 @@ def _text_from(text: str, begin: int) -> str:
 
 def _paired_answers(record: JsonObject, others: Sequence[Any]) -> list[tuple[JsonObject, Any]]:
     if len(record["answers"]) != len(others):
-        raise IngotError(f"{len(record['answers'])} answers were captured, but now there are {len(others)}")
+        raise IngotError(f"{counted(len(record['answers']), 'answer')} captured, but now there are {len(others)}")
     return list(zip(record["answers"], others, strict=True))
 
 
@@ -202,7 +203,7 @@ def _print_differences(record: JsonObject, found: Sequence[AnswerDifference | No
     for difference in differences:
         print(difference)
     if not differences:
-        counted = "numbers" if is_encoding_capture(record) else "tokens"
-        count = sum(len(answer[counted]) for answer in record["answers"])
-        print(f"the same: {len(record['answers'])} answers, {count} {counted}")
+        unit = "numbers" if is_encoding_capture(record) else "tokens"
+        count = sum(len(answer[unit]) for answer in record["answers"])
+        print(f"the same: {counted(len(record['answers']), 'answer')}, {count} {unit}")
     return 1 if differences else 0

@@ -18,11 +18,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
@@ -43,6 +43,7 @@ from ingot.errors import ConfigError, DeviceLost
 from ingot.extras import require_extra
 from ingot.kernels.device import is_device_lost
 from ingot.models.files.locate import CHAT_KIND, has_vision, model_kind, model_kind_in
+from ingot.quantities import counted, format_bytes
 
 if TYPE_CHECKING:
     from ingot.config import Settings
@@ -76,6 +77,13 @@ RETURNING_NOTICE: Final = "the device was lost and the server is being started a
 log = logging.getLogger("ingot.cli")
 
 
+FIRST_FLAGS: Final = (
+    *("port", "host", "api_key", "served_model_name", "context"),
+    *("memory", "max_sequences", "cache_dir", "speculate", "models_config"),
+)
+"""The settings that most users set, at the top of `--help`."""
+
+
 def run_serve(arguments: list[str]) -> int:
     parser = CommandParser("serve", ABOUT_SERVE)
     known = SETTINGS["model"]
@@ -87,7 +95,7 @@ def run_serve(arguments: list[str]) -> int:
         help="serve all models in the folder that --models-dir names, by their folders' and files' names; each is "
         "loaded when a request first names it",
     )
-    add_settings(parser)
+    add_settings(parser, first=FIRST_FLAGS)
     namespace = parser.parse(arguments)
 
     def read_settings() -> Config:
@@ -408,7 +416,7 @@ def exit_at_once(signal_number: int = signal.SIGINT, frame: FrameType | None = N
     os._exit(INTERRUPTED)
 
 
-SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+SAMPLE_QUESTION = {"model": "default", "messages": [{"role": "user", "content": "How do plants make food?"}]}
 SAMPLE_BEGINNING = {"model": "default", "prompt": "The sky is blue because", "max_tokens": 64}
 MEDIA_WORDS = {"image": "images", "video": "video"}
 NO_CHAT = "the model has no chat template and only goes on with texts (/v1/completions); --chat-template gives it one"
@@ -416,6 +424,7 @@ NO_CHAT = "the model has no chat template and only goes on with texts (/v1/compl
 
 def resident_record(url: str, engines: Sequence[ModelEngine], settings: Settings) -> str:
     """Of the main model, and of those alongside it."""
+    from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
     from ingot.protocol.served import answer_format_of
 
     main = cast("Engine", engines[0])
@@ -424,6 +433,7 @@ def resident_record(url: str, engines: Sequence[ModelEngine], settings: Settings
         main.card,
         answer_format_of(main.card, main.tokenizer, settings),
         needs_key=settings.keyed,
+        sampling=sampling_body(sampling_defaults(main.card.recommended, settings.override_generation_config)),
         chats=main.tokenizer.template is not None,
         further=[cast("TaskCard", engine.card) for engine in engines[1:]],
     )
@@ -435,19 +445,21 @@ def ready_record(
     found: FoundFormat,
     *,
     needs_key: bool,
+    sampling: Mapping[str, float] = MappingProxyType({}),
     chats: bool = True,
     further: Sequence[TaskCard] = (),
 ) -> str:
     """One record: the ready line, one for each further model, a note for each thing that is guessed or could be faster,
-    a curl to paste. `chats` says whether there is a chat template."""
+    a curl to paste. `sampling` is where requests say nothing; `chats` says whether there is a chat template."""
     facts = (
         f"ready: {url}",
         f"{card.name} ({card.formats or card.dtype})",
         card.device,
-        f"context {card.context} tokens",
-        f"memory budget {card.memory_budget / 1e9:.1f} GB",
+        f"context {counted(card.context, 'token')}",
+        f"memory budget {format_bytes(card.memory_budget)}",
         *([f"sees {' and '.join(MEDIA_WORDS[kind] for kind in card.sees)}"] if card.sees else []),
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
+        *([f"sampling: {', '.join(f'{name} {value}' for name, value in sampling.items())}"] if sampling else []),
         *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
         *([f"lossy: {', '.join(card.lossy)}"] if card.lossy else []),
@@ -462,12 +474,12 @@ def ready_record(
 def fleet_record(url: str, statuses: Iterable[ModelStatus], memory: int, *, needs_key: bool) -> str:
     """The same of several models: a line for each, with how it stands."""
     each = list(statuses)
-    count = f"{len(each)} model{'' if len(each) == 1 else 's'}"
+    count = counted(len(each), "model")
     kinds = [one.kind for one in each]
     kind = "chat" if "chat" in kinds else kinds[0]
     return "\n".join(
         (
-            f"ready: {url} | {count} | memory budget {memory / 1e9:.1f} GB",
+            f"ready: {url} | {count} | memory budget {format_bytes(memory)}",
             *map(_describe_state, each),
             f"try: {_curl_command(url, needs_key, *SAMPLE_REQUESTS[kind])}",
         )
@@ -503,10 +515,10 @@ def _curl_body(value: object) -> str:
 
 SAMPLE_REQUESTS: Final = {
     "chat": ("chat/completions", _curl_body(SAMPLE_QUESTION)),
-    "embedding": ("embeddings", _curl_body({"input": "Why is the sky blue?"})),
+    "embedding": ("embeddings", _curl_body({"input": "How do plants make food?"})),
     "rerank": (
         "rerank",
-        _curl_body({"query": "Why is the sky blue?", "documents": ["It scatters light.", "It rains."]}),
+        _curl_body({"query": "How do plants make food?", "documents": ["From light, water and air.", "It rains."]}),
     ),
     "audio": ("audio/transcriptions", "-F file=@speech.mp3"),
     "speech": ("audio/speech", _curl_body({"input": "The sky is blue."}) + " -o speech.mp3"),

@@ -97,8 +97,8 @@ class SettingsTable:
     )
     generation_config: str = setting(
         "auto",
-        "where default sampling parameters come from: auto for the model's own generation_config.json, none, or a "
-        "folder that has one",
+        "where default sampling parameters come from: auto for the model's own generation_config.json, or what suits "
+        "most models where it states none; none for the model's plain distribution; or a folder that has one",
         check=generation_config_problem,
     )
     override_generation_config: dict[str, Any] | None = setting(
@@ -106,6 +106,11 @@ class SettingsTable:
         'default sampling parameters that override those, as JSON: {"temperature": 0.6}; temperature, top_p, top_k, '
         "min_p and repetition_penalty are supported",
         check=override_problem,
+    )
+    loop_guard: bool = setting(
+        True,
+        "end an answer that repeats the same sentences without end, unless a request says otherwise; tables, code and "
+        "what the prompt quotes may repeat for longer, and structured output always",
     )
     default_chat_template_kwargs: dict[str, Any] | None = setting(
         None, "default variables of the chat template, as JSON; requests can override them", check=variables_problem
@@ -161,7 +166,9 @@ class SettingsTable:
         check=model_tables_problem,
     )
     models_config: Path | None = setting(
-        None, "the same as a YAML file: `models`, a list with a name and a path for each", check=registry_problem
+        None,
+        "a YAML file of several models instead of MODEL: `models`, a list with a name and a path for each",
+        check=registry_problem,
     )
     lazy: bool = setting(
         False,
@@ -406,7 +413,7 @@ class SettingsTable:
         None,
         "a folder to record requests and their answers in, for `ingot replay`; anyone who can read it can read them "
         "(default: none)",
-        section="the rest",
+        section="recording and tracing",
     )
     capture_requests: str = setting(
         "all",
@@ -421,6 +428,7 @@ class SettingsTable:
     log_level: str = setting(
         "info",
         "debug, info, warning or error",
+        section="the rest",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = setting(

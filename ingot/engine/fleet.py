@@ -26,6 +26,7 @@ from ingot.config import ModelEntry
 from ingot.engine.model_swap import LeaseWaiter, ModelSlot, ModelSwap, decide_swap
 from ingot.engine.status import ModelStatus
 from ingot.errors import DeadlineExceeded, IngotError, Unavailable
+from ingot.quantities import format_bytes
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
@@ -248,8 +249,8 @@ class Fleet:
         pinned = [each.entry.name for each in self._slots.values() if each.claim and each.entry.pin]
         kept = f" alongside {', '.join(pinned)}, which is pinned" if pinned else ""
         return (
-            f"it takes {_gb(slot.needs or 0)}, and the memory budget is {_gb(self._memory)}{kept}. Raise --memory, "
-            "or give it less context"
+            f"it takes {format_bytes(slot.needs or 0)}, and the memory budget is {format_bytes(self._memory)}{kept}. "
+            "Raise --memory, or give it less context"
         )
 
     @property
@@ -360,7 +361,3 @@ async def _no_teardown(engine: ModelEngine) -> None:
 
 def _set_progress(slot: ModelSlot, share: float) -> None:
     slot.progress = share
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Final, cast
 
 from ingot.engine.forward_pass import Logprobs, SequenceResult
+from ingot.engine.loop_guard import LoopGuard
 from ingot.engine.request import (
     AnswerEvent,
     AnswerParsing,
@@ -23,6 +25,7 @@ from ingot.engine.request import (
     Ended,
     Event,
     FinishReason,
+    LoopReport,
     Phase,
     PromptScored,
     Request,
@@ -67,6 +70,7 @@ class SequenceOutput:
         self._scores_prompt = sequence.sampling.prompt_logprobs is not None
         self._logprob_sum = 0.0
         self.thinking_tokens = 0
+        self._guard, self._loop = LoopGuard.of(sequence, tokenizer), cast("LoopReport | None", None)
         self.ended: SequenceEnded | None = None
 
     @property
@@ -109,7 +113,10 @@ class SequenceOutput:
         self.thinking_tokens += self._text.thinking
         if self._text.stopped_by is not None or self._text.done:
             return self._end(events, "stop", self._text.stopped_by)
-        return [*events, *self.finish("length")] if count >= self._sequence.limit else list(events)
+        if count < self._sequence.limit and self._guard is not None:
+            self._loop = self._guard.look()
+        over = self._loop is not None or count >= self._sequence.limit
+        return [*events, *self.finish("length")] if over else list(events)
 
     def _end(self, events: list[AnswerEvent], reason: FinishReason, stopped_by: str | int | None) -> list[Event]:
         if reason == "stop" and self._text.called and not isinstance(stopped_by, str):
@@ -124,6 +131,7 @@ class SequenceOutput:
             self.thinking_tokens,
             tuple(sequence.generated),
             self._text.missing,
+            self._loop,
         )
         return [*events, self.ended]
 
@@ -276,6 +284,8 @@ class _ParsedText(AnswerParser):
         return [TextDelta(self._index, "", infos)] if infos else []
 
 
+REPETITION: Final = "repetition"
+"""How the log and the metrics call the end of an answer in a loop."""
 PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
 NOT_SEARCHED: frozenset[CacheReason] = frozenset({"off", "scored", "disabled"})
 """Reasons for which no prefix was looked up."""
@@ -320,7 +330,12 @@ class ActiveRequest:
             speculation,
             tuple(sequence.specprefill for sequence in self._by_prompt if sequence.specprefill is not None),
             sum(writer.calls_in_thinking for writer in self.writers.values()),
+            tuple(end.loop for end in self._ends if end.loop is not None),
         )
+
+    @property
+    def _ends(self) -> list[SequenceEnded]:
+        return [writer.ended for writer in self.writers.values() if writer.ended is not None]
 
     def _cache_reports(self) -> tuple[CacheReport, ...]:
         return tuple(sequence.report for sequence in self._by_prompt if sequence.report is not None)
@@ -360,8 +375,13 @@ class ActiveRequest:
 
     def outcome(self) -> str:
         """Why its answers ended."""
-        reasons = {writer.ended.reason for writer in self.writers.values() if writer.ended is not None}
-        return ", ".join(sorted(reasons))
+        return ", ".join(sorted({REPETITION if end.loop is not None else end.reason for end in self._ends}))
+
+    @property
+    def ending(self) -> str:
+        """The same for metrics, where a request has one."""
+        reasons = self.outcome()
+        return next((reason for reason in (REPETITION, "length") if reason in reasons), "stop")
 
 
 class Outbox:

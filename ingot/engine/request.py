@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem
 from ingot.media.layout import MediaKind
+from ingot.quantities import counted
 from ingot.text.grammar.matcher import CompiledGrammar
 from ingot.text.parser.events import ToolSchema
 from ingot.text.parser.parser import ThinkingStart
@@ -73,6 +74,7 @@ class Stop:
     ignore_eos: bool = False
     min_tokens: int = 0  # no stop token before this many tokens
     keep: bool = False  # leave the matched stop string in the text
+    loop_guard: bool = True  # end an answer that repeats itself without end
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +264,17 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopReport:
+    """An answer that repeated itself without end: its last `period` tokens came `count` times in a row."""
+
+    index: int
+    period: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceEnded:
-    """The reason is `tool_calls` where the answer came to its end and called a tool."""
+    """The reason is `tool_calls` where the answer came to its end and called a tool, and `length` with a `loop`."""
 
     index: int
     reason: FinishReason
@@ -273,6 +284,7 @@ class SequenceEnded:
     thinking_tokens: int = 0  # of the completion's
     tokens: tuple[int, ...] = ()  # the generated ones, with the stop token that ended them
     missing: str = ""  # what is left to write of the one call that ended it
+    loop: LoopReport | None = None  # in which it was ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +297,7 @@ class Ended:
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
     specprefill: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, if it was requested
     calls_in_thinking: int = 0  # parsed from thinking, the content having none
+    loops: tuple[LoopReport, ...] = ()  # in which answers were ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +432,7 @@ class PoolingModelCard:
     def at_ready(self) -> str:
         """Its purpose, for the ready line."""
         purpose = f"vectors of {self.dimension} numbers" if self.role == "embedding" else "reranking"
-        return f"{purpose} | inputs of {self.length} tokens"
+        return f"{purpose} | inputs of {counted(self.length, 'token')}"
 
 
 @dataclass(frozen=True, slots=True)

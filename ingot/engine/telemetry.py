@@ -14,15 +14,16 @@ from typing import Any, Final, get_args
 
 from ingot.cache.pages import PAGE
 from ingot.engine.memory_budget import MemoryBudget
-from ingot.engine.output import NOT_SEARCHED, ActiveRequest
+from ingot.engine.output import NOT_SEARCHED, REPETITION, ActiveRequest
 from ingot.engine.request import CacheReason, CacheReport, ModelCard, RequestStatus
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import TokenSequence
 from ingot.errors import Cancelled, ClientLeft, IngotError, Stopping
 from ingot.observe.logs import log_facts
 from ingot.observe.metrics import EngineMetrics
+from ingot.quantities import counted
 
-REQUEST_ENDINGS: Final = ("stop", "length", "abort", "error")
+REQUEST_ENDINGS: Final = ("stop", "length", REPETITION, "abort", "error")
 """How requests end, by vLLM's names: a tool call is a stop."""
 MEASURED_EVERY_S: Final = 0.2
 """How often the use of memory is measured, besides when a sequence joins."""
@@ -81,8 +82,7 @@ class MetricsRecorder:
     def count_finished(self, job: ActiveRequest, now: float) -> None:
         """A request whose answers all came to their ends."""
         metrics, request, usage, timing = self.metrics, job.request, job.usage(), job.timing(now)
-        cut = any(writer.ended is not None and writer.ended.reason == "length" for writer in job.writers.values())
-        metrics.endings["length" if cut else "stop"] += 1
+        metrics.endings[job.ending] += 1
         metrics.request_s.add(now - request.arrived)
         metrics.queue_s.add(timing.queue)
         metrics.prefill_s.add(timing.prefill)
@@ -202,12 +202,12 @@ def _status_facts(status: RequestStatus, event: str, **more: object) -> dict[str
 
 def _summary_parts(status: RequestStatus) -> Iterable[str]:
     share = status.cached_tokens / status.prompt_tokens if status.prompt_tokens else 0.0
-    yield f"{status.prompt_tokens} prompt tokens ({share:.0%} cached)"
+    yield f"{counted(status.prompt_tokens, 'prompt token')} ({share:.0%} cached)"
     if status.first_token_s is None:
         yield f"{status.prefilled_tokens} of them computed or cached, no token after {status.age_s:.2f} s"
         return
     yield f"first token after {status.first_token_s:.2f} s"
-    yield f"{status.completion_tokens} answer tokens"
+    yield counted(status.completion_tokens, "answer token")
     seconds = status.age_s - status.first_token_s
     if status.completion_tokens > 1 and seconds > 0:
         yield f"{(status.completion_tokens - 1) / seconds:.1f} tokens/s"

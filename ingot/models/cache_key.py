@@ -47,7 +47,7 @@ def open_disk_cache(
     try:
         exact = settings.deterministic
         key = exact_kv_key(adapter, folder, codec, where / DIGESTS_FILE, secret, deterministic=exact, part=part)
-        return DiskBackend.of(RecordStore(where, key, limits, secret))
+        return DiskBackend.of(RecordStore(where, key, limits, secret, model=folder.name))
     except OSError as error:
         raise unusable_folder_error(where, error) from error
 

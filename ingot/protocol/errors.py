@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingot.errors import ContextOverflow, IngotError, Unsupported
 from ingot.protocol.operations import load, wire_at
+from ingot.quantities import counted
 
 
 class ErrorDetail(Struct):
@@ -94,7 +95,7 @@ class AnthropicError(Struct, tag_field="type", tag="error", kw_only=True):
         kind = ANTHROPIC_ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         message = error.message
         if isinstance(error, ContextOverflow):  # agents recognise this message, and shorten the conversation
-            message = f"prompt is too long: {error.needed} tokens > {error.limit} maximum. {message}"
+            message = f"prompt is too long: {counted(error.needed, 'token')} > {error.limit} maximum. {message}"
         # By this code, a client that sent a thread knows that it has to send the whole conversation.
         is_thread = isinstance(error, Unsupported) and error.param == "thread"
         info = AnthropicErrorInfo("thread_unsupported_request") if is_thread else UNSET

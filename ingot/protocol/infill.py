@@ -217,7 +217,7 @@ def read_infill(value: Any, served: ServedModel, request_id: str) -> GenerationT
         adapter=body.adapter,
         max_tokens=1 if body.n_predict == 0 else body.n_predict,
         sampling=body.sampling(served, logprobs=body.n_probs or None),
-        stop=body.stopping(body.stop, find_infill_tokens(served, path="input_suffix").ends),
+        stop=body.stopping(served, body.stop, find_infill_tokens(served, path="input_suffix").ends),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, [tokens], request)
     chunks = InfillChunks(head, probabilities=body.n_probs > 0, mute=body.n_predict == 0)

@@ -155,6 +155,7 @@ class ServedModel:
     secret: SecretSource = field(default_factory=lambda: temporary_secret(), repr=False)  # what thinking is signed with
     prefix_cache_on: bool = True
     holds_tool_calls: bool = True  # that models begin by themselves, to their schemas, where a request says nothing
+    loop_guard: bool = True  # ends answers that repeat themselves without end, likewise
     format_source: FormatSource = "template"  # where the format was found
     processor: MediaProcessor | None = None  # how images and video become its input, where they do
 
@@ -203,6 +204,7 @@ class ServedModel:
             trusting=settings.trust_special_tokens,
             prefix_cache_on=settings.prefix_cache,
             holds_tool_calls=settings.hold_calls,
+            loop_guard=settings.loop_guard,
             format_source=found.source,
             processor=shown,
         )

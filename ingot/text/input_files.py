@@ -37,13 +37,20 @@ NO_GENERATION_CONFIG: Final = ("none", "vllm")
 """Settings that follow no such file. To vLLM, its own name means its own defaults, which change nothing either."""
 
 
+SANE_SAMPLING: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.95}
+"""The sampling of models whose makers state none: small ones drift when sampled from their plain distribution."""
+STATES_SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "do_sample")
+"""A file with one of these says how to sample; `do_sample` alone asks for the plain distribution, or for none."""
+
+
 def read_generation_config(setting: str, model: Path, elsewhere: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The file that the setting names: the model's own for `auto`, none, or that of another folder. What the model's
-    makers recommend `elsewhere` completes its own."""
+    makers recommend `elsewhere` completes its own; where they state no sampling at all, ours does."""
     if setting in NO_GENERATION_CONFIG:
         return {}
     if setting == "auto":
-        return {**(elsewhere or {}), **read_json_object(model / GENERATION_CONFIG_FILE)}
+        stated = {**(elsewhere or {}), **read_json_object(model / GENERATION_CONFIG_FILE)}
+        return stated if any(stated.get(name) is not None for name in STATES_SAMPLING) else {**stated, **SANE_SAMPLING}
     return read_json_object(Path(setting).expanduser() / GENERATION_CONFIG_FILE)
 
 

@@ -42,7 +42,7 @@ def body(folder: Path, value: object) -> str:
 def test_it_shows_how_much_is_cached(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cache.run_cache(["show", "--url", url]) == 0
     output = capsys.readouterr().out
-    assert "0 of 1 prompts reused a prefix: 0 of 39 tokens (0%)" in output
+    assert "0 of 1 prompt reused a prefix: 0 of 39 tokens (0%)" in output
     assert "no salt: 41 tokens in 2 records" in output
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from ingot.cli.chat import (
     CHAT_COMMANDS,
+    AnswerScreen,
     ChatSession,
     CommandOutcome,
     _show_answer,
@@ -22,8 +23,9 @@ from ingot.cli.chat import (
     printable_text,
     read_message,
     run_chat_command,
+    shows_styles,
 )
-from ingot.cli.client import ServerClient
+from ingot.cli.client import ServerClient, cut_short
 from ingot.errors import ConfigError
 from tests.cli.scripted import Answer, Script, environment, scripted_server
 from tests.processes import INGOT, run
@@ -39,10 +41,10 @@ def pipe(script: Script, home: Path, question: str, *flags: str, **extra: str) -
 class Terminal:
     """A chat in a pseudo-terminal: what it showed so far, and a keyboard."""
 
-    def __init__(self, script: Script, home: Path, *flags: str, through: tuple[str, ...] = ()) -> None:
+    def __init__(self, script: Script, home: Path, *flags: str, through: tuple[str, ...] = (), **extra: str) -> None:
         self.master, slave = pty.openpty()
         command = [*through, INGOT, "chat", script.url, *flags]
-        env = environment(home)
+        env = environment(home, **extra)
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
         )
@@ -62,9 +64,11 @@ class Terminal:
 
 
 @contextmanager
-def terminal(script: Script, home: Path, *flags: str, through: tuple[str, ...] = ()) -> Iterator[Terminal]:
+def terminal(
+    script: Script, home: Path, *flags: str, through: tuple[str, ...] = (), **extra: str
+) -> Iterator[Terminal]:
     """`through` is a program that starts the chat."""
-    screen = Terminal(script, home, *flags, through=through)
+    screen = Terminal(script, home, *flags, through=through, **extra)
     try:
         screen.until("> ")
         yield screen
@@ -178,7 +182,8 @@ def test_ctrl_c_ends_a_read_that_it_does_not_interrupt(capsys: pytest.CaptureFix
     presses.start()
     try:
         with scripted_server(script):
-            _show_answer(ServerClient(script.url, timeout=WAIT_S), ChatSession("scripted"), "tell me a story")
+            client = ServerClient(script.url, timeout=WAIT_S)
+            _show_answer(client, ChatSession("scripted"), "tell me a story", AnswerScreen(rendered=False))
             assert script.left.wait(WAIT_S), "the server was not told to stop"
     finally:
         presses.join()
@@ -374,3 +379,89 @@ def test_help_lists_every_command(chat: ChatSession) -> None:
 def test_save_says_why_it_cannot(chat: ChatSession, tmp_path: Path) -> None:
     assert run_chat_command(chat, f"/save {tmp_path / 'x.md'}").say.startswith("saved")
     assert "File exists" in run_chat_command(chat, f"/save {tmp_path / 'x.md'}").say
+
+
+def test_an_answer_is_rendered_on_a_terminal_and_plain_in_a_pipe(tmp_path: Path) -> None:
+    script = Script(answer=lambda _: Answer(pieces=("# Ti", "tle\n**bo", "ld**")))
+    with scripted_server(script), terminal(script, tmp_path, TERM="xterm") as screen:
+        screen.type("hi")
+        screen.until("\x1b[0;1;4mTitle\x1b[0m\r\n\x1b[0;1mbold\x1b[0m\r\n")
+        assert pipe(script, tmp_path, "hi", TERM="xterm").stdout == "# Title\n**bold**\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "styled"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": ""}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_answers_are_plain_where_a_terminal_shows_no_styles_or_the_user_wants_none(
+    terminal: bool, variables: dict[str, str], styled: bool
+) -> None:
+    assert shows_styles(terminal, variables) == styled
+
+
+def test_a_plain_answer_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = AnswerScreen(rendered=False)
+    for reasoning, text in (("*Hm*", ""), ("", "# Title\n"), ("", "**bo"), ("", "ld**")):
+        screen.show(reasoning, text)
+    screen.end()
+    assert capsys.readouterr().out == "*Hm*\n# Title\n**bold**\n"
+
+
+def test_an_answer_that_is_not_complete_says_why(tmp_path: Path) -> None:
+    for chunk, said in (
+        ({"finish_reason": "length", "stop_reason": "repetition_detected"}, "repeated itself without end"),
+        ({"finish_reason": "length"}, "reached its limit of tokens"),
+        ({"finish_reason": "stop"}, ""),
+        ({"delta": {"content": "hi"}}, ""),
+    ):
+        assert said in cut_short({"choices": [chunk]}) and bool(said) == bool(cut_short({"choices": [chunk]}))
+    assert cut_short({"choices": []}) == ""
+
+
+def test_model_lists_and_changes_the_model_that_answers() -> None:
+    chat = ChatSession("small", list_models=lambda: ["small", "large"])
+    assert run_chat_command(chat, "/model").say == "* small\n  large"
+    assert run_chat_command(chat, "/model lrge").say == "no model lrge is served; did you mean large?"
+    assert run_chat_command(chat, "/model nothing").say == "no model nothing is served; served are: small, large"
+    assert chat.model == "small"
+    run_chat_command(chat, "/model large")
+    assert chat.ask("hi")["model"] == "large"
+
+
+def test_an_image_goes_with_the_next_question_and_stays_in_the_conversation(chat: ChatSession, tmp_path: Path) -> None:
+    file = tmp_path / "a photo.png"
+    file.write_bytes(b"\x89PNG")
+    for name, problem in (("", "no image"), ("notes.txt", "not named like an image"), ("none.png", "No such file")):
+        assert problem in run_chat_command(chat, f"/image {tmp_path / name if name else ''}").say
+    assert "a photo.png goes with" in run_chat_command(chat, f"/image '{file}'").say
+    asked = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}},
+        {"type": "text", "text": "what is it?"},
+    ]
+    assert chat.ask("what is it?")["messages"][-1]["content"] == asked
+    chat.add_answer("a photo")
+    assert chat.ask("are you sure?")["messages"] == [
+        {"role": "user", "content": asked},
+        assistant("a photo"),
+        user("are you sure?"),
+    ]
+    chat.save(tmp_path / "a.md")
+    assert "(an image)\n\nwhat is it?" in (tmp_path / "a.md").read_text()
+
+
+def test_an_image_is_asked_again_with_its_question(chat: ChatSession, tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"jpeg")
+    run_chat_command(chat, f"/image {tmp_path / 'a.jpg'}")
+    first = chat.ask("what is it?")
+    assert run_chat_command(chat, "/retry").ask == "what is it?"
+    assert chat.ask("what is it?") == first
+    run_chat_command(chat, f"/image {tmp_path / 'a.jpg'}")
+    assert run_chat_command(chat, "/image").say == "a.jpg"
+    run_chat_command(chat, "/image none")
+    assert chat.ask("and now?")["messages"][-1] == user("and now?")

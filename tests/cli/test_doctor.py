@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ingot import extras
 from ingot.cli import doctor
 from ingot.config import Settings
 from tests.cli.scripted import environment
@@ -109,6 +110,55 @@ def test_a_missing_compiler_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
     assert doctor.examine_disk(tmp_path / "a" / "b").state == "ok"
+
+
+def test_a_folder_on_a_drive_without_room_is_noted_with_its_flag(tmp_path: Path) -> None:
+    short = doctor.examine_disk(tmp_path, "models folder", "--models-dir", least=1e18)
+    assert short.state == "note" and "--models-dir" in str(short.advice)
+    assert list(doctor.examine_disk_cache(Settings())) == []
+    [room] = doctor.examine_disk_cache(Settings(cache_dir=tmp_path, cache_disk_free_gb=0.0))
+    [none] = doctor.examine_disk_cache(Settings(cache_dir=tmp_path, cache_disk_free_gb=1e6))
+    assert (room.name, room.state, none.state) == ("disk cache", "ok", "note") and "--cache-dir" in str(none.advice)
+
+
+def test_a_busy_machine_is_noted_with_what_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = " 3.0 idle\n97.5 /usr/bin/my compiler\n40,0 other\n"
+    done = subprocess.CompletedProcess([], 0, listing, "")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)
+    for load, state in ((0.5, "ok"), (2.7, "ok"), (2.9, "note"), (16.0, "note")):
+        monkeypatch.setattr(doctor.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        finding = doctor.examine_load()
+        assert finding.state == state and bool(finding.advice) == (state == "note")
+    assert finding.detail == "16.0 on 4 cores over the last minute, most by my compiler (98 %) and other (40 %)"
+
+
+def test_an_extra_is_noted_where_a_package_is_missing_or_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {
+        "mlx-vlm": "0.6.3",
+        "pillow": "12.0",
+        "av": "15.0.1rc1",
+        "pypdfium2": "5.0",
+        "mcp": "2.3",
+        "pyzmq": None,
+    }
+    monkeypatch.setattr(extras, "_is_installed", lambda module: module != "zmq")
+    for module in (doctor, extras):
+        monkeypatch.setattr(
+            module, "installed_version", lambda each: versions.get(extras.requirement_name(each), "9999")
+        )
+    found = names(list(doctor.examine_extras()))
+    assert found["vision"].detail == "mlx-vlm 0.6.3 is not mlx-vlm>=0.7.10,<0.8; for vision models"
+    assert "mlx-vlm" in str(found["vision"].advice) and "pillow" not in str(found["vision"].advice)
+    assert (found["audio"].state, found["mcp"].detail) == ("ok", "mcp 2.3")
+    assert found["events"].detail == "without pyzmq; for `--kv-events`" and "pyzmq" in str(found["events"].advice)
+    assert found["bench"].state == "note"  # a version that is too new
+
+
+def test_little_memory_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.device, "available_memory", lambda: 500_000_000)
+    finding = doctor.examine_memory()
+    assert finding.state == "note" and finding.detail.startswith("500 MB available of") and finding.advice
 
 
 def test_the_hub_is_not_asked_when_offline() -> None:

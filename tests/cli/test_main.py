@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.cli.main import COMMANDS, main
+from ingot.cli.serve import FIRST_FLAGS
 from ingot.config import SETTINGS
 from ingot.version import __version__
 from tests.cli.conftest import Done
@@ -64,6 +66,41 @@ def test_serve_help_shows_every_setting_with_its_section_and_default(tmp_path: P
         assert option.help in text or option.positional
     assert "(default: 8000)" in text
     assert "--offline, --no-offline" in text
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    return capsys.readouterr().out
+
+
+def flags_in(text: str) -> list[str]:
+    return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)
+
+
+def test_the_settings_that_most_users_set_come_first_in_the_help_of_serve(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    listed = flags_in(help_of(capsys, "serve"))
+    assert len(FIRST_FLAGS) == 10
+    assert listed[2:12] == [SETTINGS[name].flag for name in FIRST_FLAGS] and len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("command", "own"),
+    [
+        ("pull", ["--models-dir", "--offline"]),
+        ("models", ["--json", "--models-dir"]),
+        ("rm", ["--yes", "--models-dir"]),
+        ("cache list", ["--cache-dir", "--json"]),
+    ],
+)
+def test_a_command_lists_no_settings_that_it_does_not_use(
+    capsys: pytest.CaptureFixture[str], command: str, own: list[str]
+) -> None:
+    text = help_of(capsys, *command.split())
+    assert flags_in(text) == ["--help", *own, "--log-level", "--log-format", "--config"]
+    assert text.startswith(f"usage: ingot {command} ") and text.count("[FLAGS]") == 1
 
 
 @pytest.mark.parametrize(

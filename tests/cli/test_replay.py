@@ -138,7 +138,7 @@ async def test_another_servers_answer_is_compared_by_its_text(
     await captured(tmp_path, path, BODIES[path])
     [file] = tmp_path.glob("*.json")
     assert replay_at(file, hello) == 0
-    assert "the same: 1 answers" in capsys.readouterr().out
+    assert "the same: 1 answer" in capsys.readouterr().out
     assert replay_at(file, lambda request: hello(request, ("Hello", ", ", "moon"))) == 1
     output = capsys.readouterr().out
     assert "answer 0 differs from character 7 of 12 on" in output
@@ -158,7 +158,7 @@ async def test_a_request_runs_again_here_token_for_token(
         engine.close()
     assert len(first["answers"][0]["tokens"]) == 6
     [file] = tmp_path.glob("*.json")
-    outcomes = [("Hello", 0, "the same: 1 answers, 6 tokens"), ("Help", 1, "differs from token 3 of 6 on")]
+    outcomes = [("Hello", 0, "the same: 1 answer, 6 tokens"), ("Help", 1, "differs from token 3 of 6 on")]
     for text, code, output in outcomes if path == "/v1/chat/completions" else outcomes[:1]:
         engine = scripted.start(lambda _, text=text: text)
 

@@ -112,9 +112,15 @@ def test_the_ready_record_says_everything_and_hides_the_key() -> None:
         "note: no compiler: slower",
         "try: curl http://127.0.0.1:8000/v1/chat/completions"
         " -H \"Authorization: Bearer $INGOT_API_KEY\" -H 'Content-Type: application/json'"
-        ' -d \'{"model": "default", "messages": [{"role": "user", "content": "Why is the sky blue?"}]}\'',
+        ' -d \'{"model": "default", "messages": [{"role": "user", "content": "How do plants make food?"}]}\'',
     ]
     assert "Authorization" not in ready_record("http://127.0.0.1:8000", CARD, found, needs_key=False)
+
+
+def test_the_ready_record_says_how_tokens_are_sampled_where_requests_say_nothing() -> None:
+    found, sampling = FoundFormat(format_by_name("qwen"), "template"), {"temperature": 0.2, "top_p": 0.9}
+    line = ready_record("http://x", CARD, found, needs_key=False, sampling=sampling).splitlines()[0]
+    assert line.endswith(" | sampling: temperature 0.2, top_p 0.9")
 
 
 def test_the_ready_record_says_what_numbers_are() -> None:

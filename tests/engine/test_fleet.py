@@ -478,7 +478,7 @@ async def test_a_load_that_fails_fails_its_requests_in_words_and_nobody_else(mon
 async def test_what_can_never_fit_is_refused_with_the_reason() -> None:
     fleet, garage = fleet_of(entry("a", pin=True), entry("b"), memory=3 * GB, size=2 * GB)
     await use(fleet, "a")
-    with pytest.raises(Unavailable, match=r"it takes 2\.00 GB, and the memory budget is 3\.00 GB alongside a, which"):
+    with pytest.raises(Unavailable, match=r"it takes 2\.0 GB, and the memory budget is 3\.0 GB alongside a, which"):
         await use(fleet, "b")
     assert garage.loads == {"a": 1} and state(fleet, "a") == "loaded"
 

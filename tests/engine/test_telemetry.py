@@ -32,7 +32,7 @@ def test_tokens_count_while_they_come_and_stay_when_the_request_is_cancelled() -
         assert isinstance(last, Failed)
         assert metrics.generated_tokens == last.usage.completion_tokens >= generated
         assert (metrics.prompt_tokens, metrics.occupied) == (len(prompt), 0.0)
-        assert metrics.endings == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+        assert {name: count for name, count in metrics.endings.items() if count} == {"abort": 1}
         assert metrics.request_s.cumulative()[-1] == 0
     finally:
         engine.close()
@@ -46,7 +46,7 @@ def test_every_request_that_ends_leaves_its_durations_and_lengths() -> None:
         answered(engine, Request("two", (prompt,), max_tokens=3, n=2, sampling=GREEDY))
     finally:
         engine.close()
-    assert metrics.endings == {"stop": 1, "length": 1, "abort": 0, "error": 0}
+    assert {name: count for name, count in metrics.endings.items() if count} == {"stop": 1, "length": 1}
     assert metrics.generated_tokens == 6 + 2 * 3
     for times in (
         metrics.request_s,

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ingot.engine import loop_guard
 from ingot.engine.engine import Engine
 from tests import scripted
 from tests.http.running import running
@@ -21,6 +22,7 @@ SCRIPT = scripted.said(
     ("weather", "<think>\nI look.\n</think>\n\nOne moment." + scripted.call("weather", city="Zürich", days=2)),
     ("twice", scripted.call("weather", city="Rome") + "\n" + scripted.call("weather", city="Paris")),
     ("think", "<think>\nHm, hm.\n</think>\n\nYes."),
+    ("loop", "<think>\nI think.\n</think>\n\n" + "the sea, " * 100),
     otherwise="Hello, wörld 👋.",
 )
 
@@ -35,6 +37,7 @@ class Told:
     end: str
     prompt: int
     generated: int
+    loops: Any = None  # as the receipt tells them
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,7 @@ def chat(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
         choice["finish_reason"],
         usage["prompt_tokens"],
         usage["completion_tokens"],
+        made["ingot"].get("loops"),
     )
 
 
@@ -98,6 +102,7 @@ def responses(client: httpx.Client, words: str, tools: bool, limit: int) -> Told
         "length" if cut else "tool_calls" if calls else "stop",
         usage["input_tokens"],
         usage["output_tokens"],
+        made["ingot"].get("loops"),
     )
 
 
@@ -113,6 +118,7 @@ def messages(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
         {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length"}[made["stop_reason"]],
         usage["input_tokens"] + usage["cache_creation_input_tokens"] + usage["cache_read_input_tokens"],
         usage["output_tokens"],
+        made["ingot"].get("loops"),
     )
 
 
@@ -132,6 +138,7 @@ def ollama(client: httpx.Client, words: str, tools: bool, limit: int) -> Told:
         "tool_calls" if calls and made["done_reason"] == "stop" else made["done_reason"],
         made["prompt_eval_count"],
         made["eval_count"],
+        made["ingot"].get("loops"),
     )
 
 
@@ -147,6 +154,27 @@ def test_every_protocol_tells_the_same(client: httpx.Client, words: str, tools: 
     first = chat(client, words, tools, limit)
     for protocol in (responses, messages, ollama):
         assert protocol(client, words, tools, limit) == first
+
+
+def test_every_protocol_tells_of_an_answer_that_was_ended_in_a_loop(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is not complete: clients take other reasons for an answer's own end."""
+    monkeypatch.setattr(loop_guard, "LOOP_TOKENS", 64)
+    monkeypatch.setattr(loop_guard, "STRUCTURE_TOKENS", 128)
+    cut = chat(client, "Please loop.", True, 400)
+    assert (cut.end, cut.generated, cut.loops) == ("length", 192, [{"index": 0, "period": 9, "count": 18}])
+    for protocol in (responses, messages, ollama):
+        assert protocol(client, "Please loop.", True, 400) == cut
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Please loop."}], "temperature": 0}
+    [choice] = post(client, "/v1/chat/completions", body)["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "repetition_detected")
+    stream = client.post("/v1/chat/completions", json=body | {"stream": True}).text
+    last = json.loads(stream.split("data: ")[-2])
+    assert last["choices"][0]["stop_reason"] == "repetition_detected" and last["ingot"]["loops"] == cut.loops
+    whole = post(client, "/v1/chat/completions", body | {"loop_guard": False})
+    assert whole["choices"][0]["finish_reason"] == "stop" and "stop_reason" not in whole["choices"][0]
+    assert whole["usage"]["completion_tokens"] > 900 and "loops" not in whole["ingot"]
 
 
 def test_a_call_that_was_cut_off_is_told_as_far_as_it_came(client: httpx.Client) -> None:

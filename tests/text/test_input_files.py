@@ -2,12 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, ModelError
-from ingot.text.input_files import generation_config_problem, prompt_file_problem, read_generation_config, read_prompts
+from ingot.text.input_files import (
+    SANE_SAMPLING,
+    generation_config_problem,
+    prompt_file_problem,
+    read_generation_config,
+    read_prompts,
+)
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -75,9 +82,19 @@ def test_the_model_s_own_file_is_read_unless_the_setting_says_otherwise(folder: 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert read_generation_config("auto", folder) == {"temperature": 0.6}
-    assert read_generation_config("auto", elsewhere) == {}
+    assert read_generation_config("auto", elsewhere) == SANE_SAMPLING
     assert read_generation_config(str(folder), elsewhere) == {"temperature": 0.6}
     assert read_generation_config("none", folder) == read_generation_config("vllm", folder) == {}
+
+
+@pytest.mark.parametrize("stated", [{"do_sample": True}, {"do_sample": False}, {"top_k": 64}, {"min_p": 0.0}])
+def test_ours_is_used_only_where_a_model_s_makers_state_no_sampling(folder: Path, stated: dict[str, Any]) -> None:
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(stated | {"eos_token_id": 2}))
+    assert read_generation_config("auto", folder) == stated | {"eos_token_id": 2}
+    file.write_text('{"eos_token_id": 2, "temperature": null}')
+    assert read_generation_config("auto", folder) == {"eos_token_id": 2, **SANE_SAMPLING}
+    assert read_generation_config(str(folder), folder) == {"eos_token_id": 2, "temperature": None}
 
 
 def test_a_broken_file_is_named(folder: Path) -> None:

@@ -73,6 +73,8 @@ INDEX_GROWTH: Final = 1 << 19
 PART_SUFFIX: Final = ".part"
 DAMAGED_FOLDER: Final = "damaged"
 ABOUT_FILE: Final = "about.json"
+NAME_FIELD: Final = "name"
+"""Of the model, in that file."""
 INDEX_FILE: Final = "index.sqlite"
 LOCK_FILE: Final = "lock"
 DIGESTS_FILE: Final = "digests.json"
@@ -138,7 +140,7 @@ class FolderUsage(NamedTuple):
 class RecordStore:
     """The records of one scope, in a folder that may have others. Creates the folder; raises OSError where that fails
     or other users can write to it. A read-only folder is only read. Records are sealed with `secret`; those of another
-    secret belong to another scope."""
+    secret belong to another scope. `model` is a name for people: a scope is the same under any."""
 
     def __init__(
         self,
@@ -148,7 +150,10 @@ class RecordStore:
         secret: bytes,
         files: FileSystem | None = None,
         clock: Callable[[], float] = time.time,
+        *,
+        model: str = "",
     ) -> None:
+        self._model = model
         self.folder, self.key, self.limits, self.scope = folder, dict(key), limits, sealed_scope_digest(key, secret)
         self._files, self._clock, self._secret = files or FileSystem(), clock, secret
         claim_folder(folder, self._files, self.scope)
@@ -344,7 +349,7 @@ class RecordStore:
         try:
             with self._files.alone(self._lock, PATIENCE_S):
                 if not (self._home / ABOUT_FILE).exists():
-                    self._replace(ABOUT_FILE, [json.dumps(self.key, indent=2).encode()])
+                    self._replace(ABOUT_FILE, [json.dumps({NAME_FIELD: self._model, **self.key}, indent=2).encode()])
                 for folder in self._files.within(self.folder)[0]:
                     self._survey(folder)
                 self._make_room(0, self._counted())

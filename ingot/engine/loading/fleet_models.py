@@ -31,6 +31,7 @@ from ingot.models.files.locate import CHAT_KIND, ModelFolder, model_kind_in
 from ingot.models.files.progress import Progress, no_progress
 from ingot.models.memory_needs import MemoryNeeds, memory_needs
 from ingot.process import find_malloc_trim
+from ingot.quantities import format_bytes
 
 log = logging.getLogger("ingot.fleet")
 
@@ -88,8 +89,8 @@ class BlockingModelLoader:
             reserved = self._reserved_bytes()
             if reserved >= self._memory:
                 raise ModelError(
-                    f"The models alongside take {reserved / 1e9:.1f} GB, and the memory budget is "
-                    f"{self._memory / 1e9:.1f} GB. Raise --memory, or leave some of them out."
+                    f"The models alongside take {format_bytes(reserved)}, and the memory budget is "
+                    f"{format_bytes(self._memory)}. Raise --memory, or leave some of them out."
                 )
             return self._memory - reserved
         if entry.settings.memory is not None:

@@ -57,6 +57,7 @@ from ingot.models.files.locate import ModelFolder
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.vision.loading import has_vision_tower, require_vision, warm_up_vision_tower
 from ingot.models.vision.tower import VisionTower
+from ingot.quantities import counted, format_bytes
 from ingot.text.input_files import read_generation_config
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.upstream import load_config
@@ -212,11 +213,13 @@ def _fitting_context(budget: MemoryBudget, context: int, weights: int, notes: li
     fitting = budget.longest(context)
     if fitting < min(SHORTEST_CONTEXT, context):
         raise ModelError(
-            f"The weights take {_gb(weights)} of a memory budget of {_gb(budget.total)}; what is left holds a sequence "
-            f"of {fitting} tokens. Raise --memory or choose a smaller model."
+            f"The weights take {format_bytes(weights)} of a memory budget of {format_bytes(budget.total)}; what is "
+            f"left holds a sequence of {counted(fitting, 'token')}. Raise --memory or choose a smaller model."
         )
     if fitting < context:
-        notes.append(f"context cut from {context} to {fitting} tokens, which is what the memory budget holds")
+        notes.append(
+            f"context cut from {context} to {counted(fitting, 'token')}, which is what the memory budget holds"
+        )
     return fitting
 
 
@@ -244,13 +247,9 @@ def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
     size = weight_bytes(folder)
     if size > total:
         raise ModelError(
-            f"The weights are {_gb(size)}, the memory budget is {_gb(total)}. "
+            f"The weights are {format_bytes(size)}, the memory budget is {format_bytes(total)}. "
             "Raise --memory, or choose a smaller or more strongly quantised model."
         )
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"
 
 
 @dataclass(frozen=True, slots=True)

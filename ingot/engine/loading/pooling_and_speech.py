@@ -33,6 +33,7 @@ from ingot.models.pooling_models.encoder import PoolingEncoder
 from ingot.models.pooling_models.loading import is_pooling_decoder, load_embedder, load_reranker, read_model_config
 from ingot.models.pooling_models.sentence_transformers import PoolingRecipe, read_pooling_recipe
 from ingot.models.whisper import load_whisper
+from ingot.quantities import format_bytes
 from ingot.text.speech.dictionary import preload_dictionaries
 from ingot.text.speech.phonemizer import ACCENT_BY_VOICE, Phonemizer, accent_of
 from ingot.text.tokenizer.encoder_inputs import (
@@ -173,7 +174,7 @@ def fitting_batch(model: PoolingEncoder, allowed: int, wanted: int) -> int:
 def _refuse_too_large(folder: ModelFolder, needed: int, memory: int) -> None:
     if needed > memory:
         raise ModelError(
-            f"{folder.name} takes {needed / 1e9:.1f} GB, and {max(0, memory) / 1e9:.1f} GB of the memory budget are "
+            f"{folder.name} takes {format_bytes(needed)}, and {format_bytes(max(0, memory))} of the memory budget are "
             "left for it. Raise --memory or choose a smaller model."
         )
 

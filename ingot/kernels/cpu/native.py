@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ingot.kernels.cpu import fastblas
 from ingot.kernels.cpu.fastblas import missing_kernels_advice
 from ingot.kernels.device import acting_as
+from ingot.quantities import counted
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -85,7 +86,7 @@ def describe() -> str | None:
         return None
     native = native_extension()
     sets = [name for name in (native.instruction_set(), native.wide()) if name]
-    return f"{' and '.join(sets)}, {native.threads()} threads"
+    return f"{' and '.join(sets)}, {counted(native.threads(), 'thread')}"
 
 
 def use_one_path(one: bool = True) -> None:

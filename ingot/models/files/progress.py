@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from ingot.observe.steps import close_line, rewrite_line
+from ingot.quantities import format_bytes as format_bytes
 
 REDRAW_S = 0.1  # on a terminal: often enough to look alive, seldom enough to cost nothing
 TICK_S = 1.0  # of a step whose length is unknown
@@ -106,14 +107,3 @@ def _progress_line(message: str, done: int | None, total: int | None) -> str:
         return f"{message}: {format_bytes(done)}"
     percent = min(100, done * 100 // total)
     return f"{message}: {format_bytes(done)} of {format_bytes(total)} ({percent} %)"
-
-
-def format_bytes(count: int) -> str:
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.5 or unit == "GB":
-            break
-    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"

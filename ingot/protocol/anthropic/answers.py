@@ -187,7 +187,8 @@ class MessageAnswerOptions:
             case "tool_calls":
                 return MessageStopDelta("tool_use", None)
             case "length":
-                is_limit = end.completion_tokens >= self.max_tokens
+                # For a loop, too: agents shorten the conversation where the context is said to be full.
+                is_limit = end.loop is not None or end.completion_tokens >= self.max_tokens
                 return MessageStopDelta("max_tokens" if is_limit else "model_context_window_exceeded", None)
         if isinstance(end.stopped_by, str):
             return MessageStopDelta("stop_sequence", end.stopped_by)

@@ -375,7 +375,7 @@ def read_messages(value: Any, served: ServedModel, request_id: str) -> Generatio
         adapter=body.adapter,
         max_tokens=body.max_tokens,
         sampling=body.sampling(served),
-        stop=body.stopping(body.stop_sequences),
+        stop=body.stopping(served, body.stop_sequences),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, prepared.sources, request)
     # Agents drop the thinking of an answer whose model is not the one that they requested.

@@ -25,6 +25,7 @@ from ingot.engine.request import (
     Ended,
     Event,
     Failed,
+    LoopReport,
     PromptScored,
     Request,
     SequenceEnded,
@@ -252,9 +253,22 @@ class SpeculationBody(Struct):
         return cls(report.proposed, report.accepted, report.passes, round(each, 3))
 
 
+class LoopBody(Struct):
+    """The answer of this index was ended: its last `period` tokens came `count` times in a row."""
+
+    index: int
+    period: int
+    count: int
+
+    @classmethod
+    def each(cls, loops: Sequence[LoopReport]) -> list[LoopBody] | UnsetType:
+        return [cls(loop.index, loop.period, loop.count) for loop in loops] or UNSET
+
+
 class Receipt(Struct):
     """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
-    found within thinking, settings that changed the answer, and which fields had no effect."""
+    found within thinking, settings that changed the answer, the loops in which answers were ended, and which fields had
+    no effect."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -264,6 +278,7 @@ class Receipt(Struct):
     adapter: str | UnsetType = UNSET
     calls_in_thinking: int | UnsetType = UNSET
     lossy: list[str] | UnsetType = UNSET
+    loops: list[LoopBody] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
 
     @classmethod
@@ -275,17 +290,9 @@ class Receipt(Struct):
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
         specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        return cls(
-            timing,
-            cache,
-            prompt,
-            speculation,
-            specprefill,
-            head.adapter or UNSET,
-            calls,
-            list(head.lossy) or UNSET,
-            head.ignored or UNSET,
-        )
+        lossy, loops, ignored = list(head.lossy) or UNSET, LoopBody.each(ended.loops), head.ignored or UNSET
+        adapter = head.adapter or UNSET
+        return cls(timing, cache, prompt, speculation, specprefill, adapter, calls, lossy, loops, ignored)
 
 
 class IgnoredNote(Struct):
@@ -296,6 +303,12 @@ class IgnoredNote(Struct):
     @classmethod
     def of(cls, reading: BodyReading) -> IgnoredNote | UnsetType:
         return cls(reading.ignored) if reading.ignored else UNSET
+
+
+def stop_reason(end: SequenceEnded | None) -> Literal["repetition_detected"] | UnsetType:
+    """In OpenAI's choices, as vLLM reports it. Their `finish_reason` is `length`: of those that clients know, it alone
+    says that the answer is not complete."""
+    return UNSET if end is None or end.loop is None else "repetition_detected"
 
 
 def finite_logprob(logprob: float) -> float:

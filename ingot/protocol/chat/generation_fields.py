@@ -93,8 +93,11 @@ class StopFields:
     include_stop_str_in_output: bool = accepts(Bool(), "Leave the stop text in the answer.", default=False)
     ignore_eos: bool = accepts(Bool(), "Do not end at the model's own end tokens.", default=False)
     min_tokens: int = accepts(Int(bounds.MIN_TOKENS), "No end token before this many tokens.", default=0)
+    loop_guard: bool | None = accepts(
+        Bool(), "End an answer that repeats itself without end; by default the server's setting."
+    )
 
-    def stopping(self, strings: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
+    def stopping(self, served: ServedModel, strings: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
         """`ends` are end tokens of this prompt format, besides the model's own."""
         return Stop(
             strings=stop_strings_of(strings),
@@ -102,6 +105,7 @@ class StopFields:
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             keep=self.include_stop_str_in_output,
+            loop_guard=served.loop_guard if self.loop_guard is None else self.loop_guard,
         )
 
 

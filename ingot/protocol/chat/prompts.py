@@ -36,7 +36,7 @@ def check_text_length(served: ServedModel, text: str, path: str) -> None:
     checkpoint()
     context = served.card.context
     if len(text) > context // 4 and (least := served.tokenizer.least_tokens(text)) > context:
-        error = ContextOverflow(needed=least, limit=context, counted=False)
+        error = ContextOverflow(needed=least, limit=context, exactly=False)
         error.param = path
         raise error
 

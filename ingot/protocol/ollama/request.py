@@ -79,6 +79,7 @@ from ingot.protocol.schema.model_fields import STOP_FIELD, ModelNameField
 from ingot.protocol.schema.objects import Is, IsSet, Never, Not, ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms
+from ingot.quantities import counted
 
 INT32_FIELD = Int((-(2**31), 2**31 - 1))
 ABOUT_LOAD_OPTION = "Set when the model was loaded; without effect."
@@ -148,8 +149,8 @@ class OllamaOptions(StopFields, RequestFields):
             return limit
         if prompt >= self.num_ctx:
             raise OllamaPromptTooLong(
-                f"The prompt has {prompt} tokens, and options.num_ctx leaves {self.num_ctx} for it and the answer. "
-                "Raise num_ctx, or shorten the prompt: prompts are never truncated.",
+                f"The prompt has {counted(prompt, 'token')}, and options.num_ctx leaves {self.num_ctx} for it and the "
+                "answer. Raise num_ctx, or shorten the prompt: prompts are never truncated.",
                 param="options.num_ctx",
             )
         return min(self.num_ctx - prompt, limit or self.num_ctx)
@@ -460,7 +461,7 @@ def make_ollama_task(
         adapter=body.adapter,
         max_tokens=options.limit(len(prepared.prompt)),
         sampling=options.sampling(served.sampling, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
-        stop=options.stopping(options.stop, ends),
+        stop=options.stopping(served, options.stop, ends),
         path="options.",
     )
     reading.ignored.extend(prepared.ignored)

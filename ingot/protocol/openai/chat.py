@@ -386,7 +386,7 @@ def read_chat(value: Any, served: ServedModel, request_id: str) -> GenerationTas
         max_tokens=body.limit,
         n=body.n,
         sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.logprobs else None),
-        stop=body.stopping(body.stop),
+        stop=body.stopping(served, body.stop),
     )
     reading.ignored.extend(prepared.ignored)
     reading.ignored.extend(f"tools.{name}.format" for name in body.described_only)

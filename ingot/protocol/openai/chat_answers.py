@@ -31,6 +31,7 @@ from ingot.protocol.chat.answers import (
     UsageBody,
     WholeAnswer,
     finite_logprob,
+    stop_reason,
 )
 from ingot.protocol.chat.ask import CustomInputDecoder
 
@@ -86,6 +87,7 @@ class ChatChoice(Struct):
     message: ChatAnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
+    stop_reason: str | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -134,6 +136,7 @@ class ChatChunkChoice(Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):
@@ -185,7 +188,8 @@ class WholeChat(WholeAnswer):
             tool_calls=[self._call(call) for call in answer.calls] or UNSET,
         )
         logprobs = ChatLogprobs(list(map(chat_token_logprob, answer.tokens))) if self.options.logprobs else None
-        return ChatChoice(index, message, logprobs, answer.end.reason if answer.end else "stop")
+        reason = answer.end.reason if answer.end else "stop"
+        return ChatChoice(index, message, logprobs, reason, stop_reason(answer.end))
 
     def _call(self, call: AnswerPart) -> ChatToolCall:
         if call.name not in self.options.custom:
@@ -229,7 +233,8 @@ class StreamedChat(StreamedChoices):
             case CallEnded() if (argument := self.inputs.pop((event.index, event.call), None)) is not None:
                 return self._input(event.index, event.call, argument.finish())
             case SequenceEnded():
-                return self.finish(event.index, ChatChunkChoice(event.index, ChatDelta(), None, event.reason))
+                choice = ChatChunkChoice(event.index, ChatDelta(), None, event.reason, stop_reason(event))
+                return self.finish(event.index, choice)
             case Ended():
                 return self.close(event)
         return []

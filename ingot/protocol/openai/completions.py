@@ -31,6 +31,7 @@ from ingot.protocol.chat.answers import (
     UsageBody,
     WholeAnswer,
     finite_logprob,
+    stop_reason,
 )
 from ingot.protocol.chat.generation_fields import GenerationBody
 from ingot.protocol.chat.preparation import PreparedChat
@@ -128,7 +129,7 @@ def read_completion(value: Any, served: ServedModel, request_id: str) -> Generat
         max_tokens=body.max_tokens,
         n=body.candidates,
         sampling=body.sampling(served, logprobs=scored, prompt_logprobs=body.logprobs if body.echo else None),
-        stop=body.stopping(body.stop, ends),
+        stop=body.stopping(served, body.stop, ends),
     )
     plan = CompletionPlan(
         prompts=len(prompts),
@@ -189,6 +190,7 @@ class CompletionChoice(Struct):
     index: int
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
@@ -270,7 +272,8 @@ class WholeCompletion(WholeAnswer):
                 append_prompt_logprobs(logprobs, offsets, echo, answer.prompt_scores)
             append_logprobs(logprobs, offsets, answer.tokens)
         text = answer.text if echo is None else echo.text + answer.text
-        return CompletionChoice(text, at, logprobs, answer.end.reason if answer.end else "stop")
+        reason = answer.end.reason if answer.end else "stop"
+        return CompletionChoice(text, at, logprobs, reason, stop_reason(answer.end))
 
 
 class StreamedCompletion(StreamedChoices):
@@ -295,7 +298,8 @@ class StreamedCompletion(StreamedChoices):
             case TextDelta():
                 return self._text(event)
             case SequenceEnded():
-                return self.finish(event.index, CompletionChoice("", event.index, None, event.reason))
+                choice = CompletionChoice("", event.index, None, event.reason, stop_reason(event))
+                return self.finish(event.index, choice)
             case Ended():
                 return self.close(event)
         return []

@@ -309,6 +309,7 @@ def add_rounds(total: Ended | None, ended: Ended) -> Ended:
         timing=add(total.timing, ended.timing),
         speculation=add(total.speculation, ended.speculation),
         specprefill=total.specprefill + ended.specprefill,
+        loops=total.loops + ended.loops,
     )
 
 

@@ -396,7 +396,7 @@ def read_response(value: Any, served: ServedModel, request_id: str, context: Res
         adapter=body.adapter,
         max_tokens=body.max_output_tokens,
         sampling=body.sampling(served, logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None),
-        stop=body.stopping(body.stop),
+        stop=body.stopping(served, body.stop),
     )
     head = AnswerHead.of(request_id, int(time.time()), served, reading, prepared.sources, request)
     options = ResponseBuildOptions(

@@ -161,7 +161,7 @@ class PromptAssembler:
         # No token is less than a byte, so that most texts need not be counted.
         least = count + (self._tokenizer.least_tokens(text) if count + 4 * len(text) > most else 0)
         if least > most:
-            raise ContextOverflow(needed=least, limit=most, counted=False)
+            raise ContextOverflow(needed=least, limit=most, exactly=False)
 
     def assemble(self, *, add_special: bool) -> tuple[tuple[int, ...], tuple[MessageSpan, ...]]:
         """All tokens, and whose they are; the last span may be empty. `add_special` is for the very beginning."""

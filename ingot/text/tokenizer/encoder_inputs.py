@@ -204,7 +204,7 @@ def _token_floor(vocabulary: Vocabulary) -> LazyTokenFloor:
 def _check_length(floor: LazyTokenFloor, text: str, most: int, *, param: str | None = None) -> None:
     """Raises InputTooLong for a text that is too long for certain, before any of it is encoded."""
     if len(text) > most // 4 and (least := floor.least(text)) > most:
-        raise InputTooLong(needed=least, limit=most, remedy=TOO_LONG_REMEDY, param=param, counted=False)
+        raise InputTooLong(needed=least, limit=most, remedy=TOO_LONG_REMEDY, param=param, exactly=False)
 
 
 def _plain_text_encoder(vocabulary: Vocabulary) -> Callable[[str], list[int]]:

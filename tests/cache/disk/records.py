@@ -65,7 +65,8 @@ def bytes_in(folder: Path) -> int:
 def opened(
     folder: Path, limits: DiskLimits = LIMITS, files: FileSystem | None = None, secret: bytes = SECRET, **key: str
 ) -> RecordStore:
-    return RecordStore(folder, KEY | key, limits, secret, files)
+    its = KEY | key
+    return RecordStore(folder, its, limits, secret, files, model=f"the model {its['model']}")
 
 
 class FaultyFiles(FileSystem):

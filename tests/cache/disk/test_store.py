@@ -580,7 +580,7 @@ def test_what_another_process_wrote_or_removed_is_known_after_the_next_write(tmp
 
 def test_what_the_states_depend_on_can_be_read_in_words(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    assert json.loads((tmp_path / store.scope / "about.json").read_text()) == KEY
+    assert json.loads((tmp_path / store.scope / "about.json").read_text()) == {"name": "the model abc", **KEY}
 
 
 def aside(folder: Path) -> list[str]:

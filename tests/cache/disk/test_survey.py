@@ -59,9 +59,11 @@ def test_the_command_lists_verifies_and_trims(folder: Path, capsys: pytest.Captu
     assert main(["cache", "list", "--json", *here]) == 0
     assert len(json.loads(capsys.readouterr().out)["scopes"]) == 2
     assert main(["cache", "list", *here]) == 0
-    assert "model another" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "the model another: 1 record, " in shown and "the model abc: 4 records, " in shown
+    assert all(scope.scope not in shown for scope in FolderSurvey.of(folder).scopes)
     assert main(["cache", "verify", *here]) == 0
-    assert "5 of 5 records" in capsys.readouterr().out
+    assert "5 of 5 records intact" in capsys.readouterr().out
     file = next(folder.glob("*/*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["cache", "verify", "--json", *here]) == 1

@@ -106,6 +106,7 @@ STOP = {
     "token_ids": Shared("stop_token_ids", [5], frozenset({5})),
     "ignore_eos": Shared("ignore_eos", True, True),
     "min_tokens": Shared("min_tokens", 3, 3),
+    "loop_guard": Shared("loop_guard", False, False),
     "keep": Shared("include_stop_str_in_output", True, True),
 }
 REQUEST = {
