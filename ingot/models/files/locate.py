@@ -174,13 +174,13 @@ def model_kind(name: str, settings: Settings) -> str:
     model = packaged.find_packaged_model(name)
     if model is not None:
         return model.kind
-    folder = _local_folder(name, settings)
+    folder = local_folder(name, settings)
     return CHAT_KIND if folder is None else model_kind_in(folder)
 
 
 def model_kind_in(folder: Path) -> str:
     """Of a model folder; chat where its files do not say: loading reports what is wrong."""
-    config = _config_or_empty(folder)
+    config = config_or_empty(folder)
     if config.get("model_type") == "whisper":
         return "audio"
     if "istftnet" in config:  # of Kokoro
@@ -199,9 +199,9 @@ def model_kind_in(folder: Path) -> str:
 def has_vision(name: str, settings: Settings) -> bool:
     """Whether a local model has a vision tower that would be loaded."""
     folder = (
-        None if settings.text_only or packaged.find_packaged_model(name) is not None else _local_folder(name, settings)
+        None if settings.text_only or packaged.find_packaged_model(name) is not None else local_folder(name, settings)
     )
-    config = {} if folder is None else _config_or_empty(folder)
+    config = {} if folder is None else config_or_empty(folder)
     if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
         return False
     from ingot.media.image_processors import PROCESSORS
@@ -209,7 +209,8 @@ def has_vision(name: str, settings: Settings) -> bool:
     return config.get("model_type") in PROCESSORS
 
 
-def _local_folder(name: str, settings: Settings) -> Path | None:
+def local_folder(name: str, settings: Settings) -> Path | None:
+    """Where the files of a model are by the user's name; None where they are not on this machine."""
     path = Path(name).expanduser()
     if path.exists():
         return path
@@ -222,7 +223,7 @@ def _local_folder(name: str, settings: Settings) -> Path | None:
     return None if stored is None else stored.path
 
 
-def _config_or_empty(folder: Path) -> dict[str, Any]:
+def config_or_empty(folder: Path) -> dict[str, Any]:
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
