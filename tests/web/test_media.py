@@ -54,7 +54,7 @@ def test_a_picked_image_is_shown_and_sent_before_the_words(
     screen.complaints()
     pick(screen, tmp_path, "cat.png")
     screen.ask("What is this?")
-    [message] = server.bodies[-1]["messages"]
+    [message] = server.bodies[-1]["input"]
     image = {"type": "image_url", "image_url": {"url": data_url(PICTURE)}}
     assert message == {"role": "user", "content": [image, {"type": "text", "text": "What is this?"}]}
     assert screen.run("return document.querySelector('.question img').naturalWidth") == 24
@@ -71,7 +71,7 @@ def test_an_image_can_be_pasted_or_dropped_and_sent_without_a_word(
     screen.run(HAND_OVER, event, target, field, data_url(PICTURE))
     screen.until(lambda: screen.all("#attachments img"))
     screen.ask("")
-    assert [part["type"] for part in server.bodies[-1]["messages"][0]["content"]] == ["image_url"]
+    assert [part["type"] for part in server.bodies[-1]["input"][0]["content"]] == ["image_url"]
 
 
 def test_an_image_can_be_taken_back_before_it_is_sent(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_image_can_be_taken_back_before_it_is_sent(screen: Screen, server: Sc
     screen.click("[aria-label='Remove one.png']")
     screen.until(lambda: len(screen.all("#attachments img")) == 1)
     screen.ask("This one.")
-    assert len(server.bodies[-1]["messages"][0]["content"]) == 2
+    assert len(server.bodies[-1]["input"][0]["content"]) == 2
 
 
 def test_images_stay_with_their_message_when_it_is_edited_and_after_a_reload(
@@ -94,7 +94,7 @@ def test_images_stay_with_their_message_when_it_is_edited_and_after_a_reload(
     screen.tool(0, "Edit message").click()
     screen.find(".editor textarea").send_keys(" Really?", Keys.ENTER)
     screen.until(lambda: screen.state() == "done" and screen.questions() == ["What? Really?"])
-    assert [part["type"] for part in server.bodies[-1]["messages"][0]["content"]] == ["image_url", "text"]
+    assert [part["type"] for part in server.bodies[-1]["input"][0]["content"]] == ["image_url", "text"]
 
 
 def test_a_conversation_is_kept_without_images_that_storage_has_no_room_for(

@@ -18,17 +18,23 @@ class QuestionView {
     this.message = message;
     this.actions = actions;
     this.bubble = element('div', { class: 'bubble' }, message.content);
-    const media = (message.media ?? []).map(mediumView);
+    const media = (message.media ?? []).map((medium) => mediumView(medium, actions.url(medium)));
     this.media = media.length > 0 ? element('div', { class: 'media' }, ...media) : null;
     this.bubble.hidden = message.content === '' && media.length > 0;
+    this.versions = new Versions(message, actions.show);
     this.tools = element(
       'div',
       { class: 'tools' },
+      this.versions.node,
       iconButton('edit', 'Edit message', () => this.edit()),
       copyButton('Copy message', message),
       iconButton('delete', 'Delete message', () => actions.remove(message)),
     );
     this.node = element('article', { class: 'message question' }, heading('You said:'), this.media, this.bubble, this.tools);
+  }
+
+  offer(versions) {
+    this.versions.draw(versions);
   }
 
   edit() {
@@ -61,7 +67,7 @@ class QuestionView {
   #close(form) {
     form.replaceWith(this.bubble);
     this.tools.hidden = false;
-    this.tools.firstElementChild.focus();
+    this.tools.querySelector(':scope > button').focus();
   }
 }
 
@@ -76,12 +82,15 @@ class AnswerView {
     this.copy = copyButton('Copy answer', message);
     this.speak = speakButton(actions.speaker, () => this.body.innerText);
     this.speaker = actions.speaker;
+    this.versions = new Versions(message, actions.show);
     this.tools = element(
       'div',
       { class: 'tools' },
+      this.versions.node,
       this.copy,
       this.speak,
       iconButton('retry', 'Retry', () => actions.retry(message)),
+      iconButton('branch', 'New conversation from here', () => actions.branch(message)),
       iconButton('delete', 'Delete answer', () => actions.remove(message)),
     );
     const foot = element('footer', {}, this.facts, this.tools);
@@ -113,8 +122,9 @@ class AnswerView {
     this.#state();
   }
 
-  // What the server can do for this answer may have become more.
-  offer() {
+  // What can be done with this answer may have become more.
+  offer(versions) {
+    if (versions) this.versions.draw(versions);
     const { state, content } = this.message;
     this.speak.hidden = content === '' || state === 'streaming' || !this.speaker.isOffered;
   }
@@ -127,12 +137,12 @@ class AnswerView {
   }
 
   #state() {
-    const { state, error, content, thinking } = this.message;
+    const { state, error, content, thinking, isLost } = this.message;
     this.node.dataset.state = state;
     this.node.classList.toggle('waiting', state === 'streaming' && content === '' && !thinking);
     this.thinking.hidden = !thinking;
     this.thinking.classList.toggle('going', state === 'streaming' && content === '');
-    this.facts.textContent = state === 'streaming' ? '' : describe(this.message);
+    this.facts.textContent = state === 'streaming' ? (isLost ? 'Connection lost. The answer goes on; reconnecting…' : '') : describe(this.message);
     this.problem.hidden = state !== 'failed';
     this.copy.hidden = content === '';
     this.offer();
@@ -142,12 +152,36 @@ class AnswerView {
 }
 
 function problem(error, retry) {
-  const wait = error.retryAfter ? ` (The server suggests to wait ${error.retryAfter} s.)` : '';
+  const wait = error.retryAfter ? ` Retry in ${error.retryAfter} s.` : '';
   return [
     icon('warning'),
     element('p', {}, error.text + wait),
     element('button', { type: 'button', class: 'secondary', onclick: retry }, 'Try again'),
   ];
+}
+
+// Which version of a message is shown, and the way to the others.
+class Versions {
+  constructor(message, show) {
+    this.message = message;
+    this.count = element('span', {});
+    this.earlier = iconButton('left', 'Version before', () => this.#step(show, -1));
+    this.later = iconButton('right', 'Version after', () => this.#step(show, 1));
+    this.node = element('span', { class: 'versions', hidden: true }, this.earlier, this.count, this.later);
+  }
+
+  draw(versions) {
+    this.all = versions;
+    const at = versions.indexOf(this.message);
+    this.node.hidden = versions.length < 2;
+    this.count.textContent = `${at + 1} of ${versions.length}`;
+    this.earlier.disabled = at === 0;
+    this.later.disabled = at === versions.length - 1;
+  }
+
+  #step(show, by) {
+    show(this.all[this.all.indexOf(this.message) + by]);
+  }
 }
 
 function heading(text) {
