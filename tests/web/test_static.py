@@ -11,7 +11,8 @@ import ingot.web
 from ingot.http.endpoints.page import PAGE_PATHS
 
 STATIC = Path(ingot.web.__file__).parent / "static"
-SOURCES = sorted(STATIC.iterdir())
+SOURCES = sorted(file for file in STATIC.iterdir() if file.is_file())
+VENDORED = sorted(folder for folder in (STATIC / "vendor").iterdir())
 
 
 def test_every_file_the_page_refers_to_is_there() -> None:
@@ -33,6 +34,23 @@ def modules_of(html: str) -> set[Path]:
             found.add(module)
             waiting += [STATIC / name for name in re.findall(r"from '\./([^']+)'", module.read_text())]
     return found
+
+
+def test_modules_tell_one_story_each() -> None:
+    long = [file.name for file in SOURCES if file.suffix == ".js" and len(file.read_text().splitlines()) > 300]
+    assert long == []
+
+
+@pytest.mark.parametrize("folder", VENDORED, ids=lambda folder: folder.name)
+def test_what_others_wrote_has_its_licence_and_calls_nobody(folder: Path) -> None:
+    assert "Permission is hereby granted" in (folder / "LICENSE.txt").read_text()
+    for file in folder.rglob("*"):
+        assert file.is_dir() or file.suffix in {".js", ".css", ".woff2", ".txt"}
+        if file.suffix in {".js", ".css"}:
+            text = file.read_text()
+            assert not re.search(r"innerHTML|document\.write|\beval\(|new Function|XMLHttpRequest", text)
+            assert set(re.findall(r"https?://[\w.]+", text)) <= {"http://www.w3.org"}
+            assert {name for name in re.findall(r"url\(([^)]+)\)", text) if not (folder / name).is_file()} == set()
 
 
 @pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.name)

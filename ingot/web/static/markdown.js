@@ -4,6 +4,7 @@ import { parseBlocks } from './blocks.js';
 import { CodeBlock } from './code.js';
 import { element } from './element.js';
 import { parseInline } from './inline.js';
+import { mathView } from './math.js';
 
 const MAX_INLINE_DEPTH = 12;
 const MAX_HEADING = 6;
@@ -28,6 +29,7 @@ const RENDER = {
   rule: () => element('hr'),
   quote: ({ blocks }) => element('blockquote', {}, ...blocks.map(renderBlock)),
   code: ({ language, code }) => new CodeBlock(language).update(code).node,
+  math: ({ tex, source }) => element('p', {}, tex ? mathView(tex, source, true) : source),
   list: renderList,
   table: renderTable,
 };
@@ -81,6 +83,7 @@ function renderInline(text) {
       if (parent.href && !parent.hasChildNodes()) parent.append(parent.href);
       path.pop();
     } else if (event.text !== undefined) parent.append(event.text);
+    else if (event.math) parent.append(mathView(event.math, event.source, event.display));
     else parent.append(event.line ? element('br') : element('code', {}, event.code));
   }
   return root;

@@ -29,7 +29,7 @@ export class Sidebar {
       const hit = wanted ? foundIn(conversation, wanted) : '';
       if (hit === null) continue;
       const age = ageOf(conversation.updated);
-      if (age !== group) rows.push(element('li', { class: 'age', role: 'presentation' }, age));
+      if (age !== group) rows.push(element('li', { class: 'age' }, age));
       group = age;
       rows.push(this.#row(conversation, hit));
     }
