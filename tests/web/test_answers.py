@@ -279,3 +279,69 @@ def test_presets_hold_the_system_prompt_and_sampling_and_new_chats_begin_without
     assert (server.bodies[-1]["instructions"], server.bodies[-1]["temperature"]) == ("Be brief.", 0.2)
     screen.click("#preset-delete")
     assert [option.text for option in screen.all("#preset option")] == ["No presets yet"]
+
+
+def test_the_page_opens_without_its_server_once_it_was_there(screen: Screen) -> None:
+    server = ScriptedServer()
+    screen.server = server
+    try:
+        screen.open()
+        screen.ask("Remember me")
+        screen.browser.execute_async_script("navigator.serviceWorker.ready.then(() => arguments[0]())")
+        screen.reload()  # what the worker has seen, it holds
+        screen.until(lambda: screen.questions() == ["Remember me"])
+    finally:
+        server.close()
+    screen.browser.refresh()
+    screen.until(lambda: screen.text("#model-name") == "Not connected")
+    assert screen.questions() == ["Remember me"]
+    screen.send("Are you there?")
+    screen.until(lambda: screen.state() == "failed")
+    assert "cannot be reached" in screen.all(".answer .problem")[-1].text
+
+
+def test_the_receipt_of_an_answer_is_told_in_words(screen: Screen, server: ScriptedServer) -> None:
+    receipt = {
+        "timing": {"queue_s": 0.01, "prefill_s": 0.5, "decode_s": 2},
+        "cache": {"matched_tokens": 32, "tier": "ram", "codec": "raw", "reason": "diverged"},
+        "speculation": {"proposed": 100, "accepted": 75, "passes": 20, "tokens_per_pass": 2.5},
+    }
+    difference = {"message": 0, "role": "system", "character": 9, "token": 6, "ours": " tired", "theirs": " patient"}
+    receipt["cache"]["diverged"] = difference
+    server.answer("a", prompt_tokens=40, receipt=receipt)
+    screen.ask("Hello")
+    screen.tool(1, "About this answer").click()
+    assert screen.text(".receipt").split("\n") == [
+        "32 of 40 prompt tokens came from the cache. Message 1 (system) differs from the cached one after 9 "
+        "characters: “tired”, not “patient”.",
+        "0.01 s in the queue, 0.50 s to read the prompt, 2.00 s to write the answer.",
+        "75 of 100 draft tokens were accepted (75%): 2.5 tokens per pass, instead of one.",
+    ]
+    screen.tool(1, "About this answer").click()
+    assert screen.all(".receipt") == []
+
+
+def test_thinking_is_offered_where_the_model_thinks_and_its_time_is_told(
+    screen: Screen, server: ScriptedServer
+) -> None:
+    assert not screen.find("#thinking").is_displayed()
+    server.models[0]["thinking_format"] = "think"
+    screen.reload()
+    for choice, fields in {
+        "off": {"enable_thinking": False},
+        "high": {"reasoning": {"effort": "high"}},
+        "": {},
+    }.items():
+        screen.click(f"#thinking option[value='{choice}']")
+        screen.ask("Hello")
+        assert {
+            name: server.bodies[-1][name] for name in ("enable_thinking", "reasoning") if name in server.bodies[-1]
+        } == fields
+    answer = server.answer("Yes.", thoughts=("Hm", " hm"), held=True)
+    screen.send("Is it?")
+    answer.gate.release()
+    screen.until(lambda: screen.all(".thinking.going"))
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    summary = screen.all(".thinking summary")[-1]
+    assert summary.text.startswith("Thought for ") and summary.text.endswith(" s")

@@ -18,7 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-PAGE_PATHS: Final = {"index.html": "/", "live.html": "/live"}
+PAGE_PATHS: Final = {
+    "index.html": "/",
+    "live.html": "/live",
+    # A service worker controls what is below its own address, and an app is what is below its manifest's.
+    "worker.js": "/worker.js",
+    "manifest.webmanifest": "/manifest.webmanifest",
+}
 PAGE_HEADERS: Final = {
     "content-security-policy": (
         "default-src 'self'; script-src 'self'; style-src 'self'; object-src 'none'; base-uri 'none'; "

@@ -95,7 +95,7 @@ export class Answer {
     else if (isThought) message.thinking = (message.thinking ?? '') + delta;
     else if (response && response.status !== 'in_progress' && response.status !== 'queued') this.#settle(response);
     else return;
-    if (delta) this.watch?.tick();
+    if (delta) this.watch?.tick(isThought);
     onText();
   }
 
@@ -172,9 +172,10 @@ class Stopwatch {
     this.pieces = 0;
   }
 
-  tick() {
+  tick(isThought) {
     this.last = performance.now();
     this.first ??= this.last;
+    if (isThought) this.thought = this.last;
     this.pieces += 1;
   }
 
@@ -187,6 +188,7 @@ class Stopwatch {
       completionTokens: tokens,
       isGuess: counted === undefined,
       firstTokenMs: Math.round(this.first - this.start),
+      thinkingMs: this.thought === undefined ? null : Math.round(this.thought - this.first),
       tokensPerSecond: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
     };
   }

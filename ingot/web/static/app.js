@@ -16,6 +16,7 @@ import { Sidebar } from './sidebar.js';
 import { Speaker } from './speaker.js';
 import { State } from './state.js';
 import { newConversation, openStore } from './store.js';
+import { ThinkingChoice } from './thinking.js';
 import { Titles } from './titles.js';
 import { Transcript } from './transcript.js';
 import { welcome } from './welcome.js';
@@ -38,7 +39,8 @@ const settings = new Settings(api, state, models, {
   reveal: () => layout.openPanel('settings'),
 });
 const titles = new Titles(api, models);
-const chat = new Chat({ api, state, store, settings, models, titles });
+const thinking = new ThinkingChoice(state, models);
+const chat = new Chat({ api, state, store, settings, models, thinking, titles });
 new Presets({
   use: ({ system, sampling }) => {
     chat.setSystem(system);
@@ -84,6 +86,9 @@ addEventListener('keydown', (event) => {
   else layout.dismiss();
 });
 addEventListener('pagehide', () => speaker.stop());
+
+// Installed as an app, the page opens without its server. Browsers have service workers on secure origins only.
+navigator.serviceWorker?.register('worker.js').catch(() => {});
 
 composer.focus();
 await models.load();

@@ -13,8 +13,8 @@ const SAVE_EVERY_MS = 1000;
 const CURRENT = 'ingot.current';
 
 export class Chat {
-  constructor({ api, state, store, settings, models, titles }) {
-    Object.assign(this, { api, state, store, settings, models, titles });
+  constructor({ api, state, store, settings, models, thinking, titles }) {
+    Object.assign(this, { api, state, store, settings, models, thinking, titles });
     // A reload stays where it was; a new tab starts afresh.
     state.current = store.conversations.get(sessionStorage.getItem(CURRENT)) ?? newConversation();
     for (const { messages } of store.list()) for (const message of messages) if (isGone(message)) message.state = 'stopped';
@@ -250,7 +250,7 @@ export class Chat {
       }
     }
     const instructions = conversation.system.trim();
-    return { model: this.models.chosen, ...(instructions && { instructions }), input, ...this.settings.sampling() };
+    return { model: this.models.chosen, ...(instructions && { instructions }), input, ...this.settings.sampling(), ...this.thinking.fields };
   }
 
   // Another tab changed a conversation.

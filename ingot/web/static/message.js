@@ -8,6 +8,7 @@ import { growing, isSend } from './field.js';
 import { LiveMarkdown } from './live.js';
 import { mediumView } from './media.js';
 import { Pace } from './pace.js';
+import { receiptView } from './receipt.js';
 
 export function messageView(message, actions) {
   return message.role === 'user' ? new QuestionView(message, actions) : new AnswerView(message, actions);
@@ -75,7 +76,8 @@ class AnswerView {
   constructor(message, actions) {
     this.message = message;
     this.thought = element('p', {});
-    this.thinking = element('details', { class: 'thinking', hidden: true }, element('summary', {}, 'Thinking'), this.thought);
+    this.summary = element('summary', {}, 'Thinking');
+    this.thinking = element('details', { class: 'thinking', hidden: true }, this.summary, this.thought);
     this.body = element('div', { class: 'prose' });
     this.problem = element('div', { class: 'problem', role: 'alert', hidden: true });
     this.facts = element('span', { class: 'facts' });
@@ -83,6 +85,7 @@ class AnswerView {
     this.speak = speakButton(actions.speaker, () => this.body.innerText);
     this.speaker = actions.speaker;
     this.versions = new Versions(message, actions.show);
+    this.about = iconButton('receipt', 'About this answer', () => this.#toggleReceipt(), { 'aria-expanded': 'false' });
     this.tools = element(
       'div',
       { class: 'tools' },
@@ -90,10 +93,11 @@ class AnswerView {
       this.copy,
       this.speak,
       iconButton('retry', 'Retry', () => actions.retry(message)),
+      this.about,
       iconButton('branch', 'New conversation from here', () => actions.branch(message)),
       iconButton('delete', 'Delete answer', () => actions.remove(message)),
     );
-    const foot = element('footer', {}, this.facts, this.tools);
+    this.foot = element('footer', {}, this.facts, this.tools);
     this.node = element(
       'article',
       { class: 'message answer' },
@@ -101,7 +105,7 @@ class AnswerView {
       this.thinking,
       this.body,
       this.problem,
-      foot,
+      this.foot,
     );
     this.markdown = new LiveMarkdown(this.body);
     this.pace = new Pace(() => this.#draw());
@@ -129,6 +133,14 @@ class AnswerView {
     this.speak.hidden = content === '' || state === 'streaming' || !this.speaker.isOffered;
   }
 
+  // The receipt, in words.
+  #toggleReceipt() {
+    const shown = this.foot.querySelector('.receipt');
+    if (shown) shown.remove();
+    else this.foot.append(receiptView(this.message));
+    this.about.setAttribute('aria-expanded', String(!shown));
+  }
+
   #draw() {
     const isStreaming = this.message.state === 'streaming';
     this.thought.textContent = this.message.thinking ?? '';
@@ -137,14 +149,17 @@ class AnswerView {
   }
 
   #state() {
-    const { state, error, content, thinking, isLost } = this.message;
+    const { state, error, content, thinking, isLost, receipt, facts = {} } = this.message;
+    const isThinking = state === 'streaming' && content === '';
     this.node.dataset.state = state;
     this.node.classList.toggle('waiting', state === 'streaming' && content === '' && !thinking);
     this.thinking.hidden = !thinking;
-    this.thinking.classList.toggle('going', state === 'streaming' && content === '');
+    this.thinking.classList.toggle('going', isThinking);
     this.facts.textContent = state === 'streaming' ? (isLost ? 'Connection lost. The answer goes on; reconnecting…' : '') : describe(this.message);
     this.problem.hidden = state !== 'failed';
     this.copy.hidden = content === '';
+    this.about.hidden = !receipt;
+    this.summary.textContent = isThinking ? 'Thinking' : `Thought${facts.thinkingMs ? ` for ${(facts.thinkingMs / 1000).toFixed(1)} s` : ''}`;
     this.offer();
     if (state === 'failed') this.problem.replaceChildren(...problem(error, this.retry));
     if (state === 'stopped' && this.node.isConnected) announce('Stopped.');
