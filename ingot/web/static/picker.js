@@ -1,13 +1,11 @@
 // The name of the model that answers, and the list to choose another from, to load and to unload.
 
 import { element, find, icon } from './element.js';
-import { bytes, count } from './facts.js';
-import { contextOf } from './models.js';
+import { count } from './facts.js';
+import { MOVES, describeModel } from './modelrows.js';
 import { notify } from './notice.js';
 
-const MOVES = { unloaded: 'load', failed: 'load', loaded: 'unload' };
 const WORDS = { load: 'Load', unload: 'Unload' };
-const SEEN = { image: 'images', video: 'video', audio: 'audio' };
 
 export class Picker {
   constructor(state, models) {
@@ -60,7 +58,7 @@ export class Picker {
         onclick: () => this.#choose(id),
       },
       element('span', { class: 'name' }, id),
-      element('span', { class: 'hint' }, describe(card)),
+      element('span', { class: 'hint' }, describeModel(card)),
     );
     const move = card.kind && this.state.mayChange ? MOVES[card.state] : null;
     const moved = move && this.#mover(id, move);
@@ -102,13 +100,4 @@ export class Picker {
 export function nameOf({ error, list, chosen }) {
   if (error) return error.status === 401 ? 'Key needed' : 'Not connected';
   return list.length > 0 ? chosen : 'Connecting…';
-}
-
-function describe(card) {
-  const { state = 'loaded', progress, failure, memory_bytes: memory, input_modalities: modalities = [] } = card;
-  const share = typeof progress === 'number' ? ` ${Math.round(100 * progress)}%` : '';
-  const context = contextOf(card);
-  const seen = modalities.map((kind) => SEEN[kind]).filter(Boolean).join(', ');
-  const facts = [`${state}${share}`, context && `${count(context)} tokens`, seen, memory ? bytes(memory) : null, failure];
-  return facts.filter(Boolean).join(' · ');
 }
