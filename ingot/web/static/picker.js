@@ -4,6 +4,7 @@ import { element, find, icon } from './element.js';
 import { count } from './facts.js';
 import { MOVES, describeModel } from './modelrows.js';
 import { notify } from './notice.js';
+import { Rows } from './requestrows.js';
 
 const WORDS = { load: 'Load', unload: 'Unload' };
 
@@ -11,6 +12,7 @@ export class Picker {
   constructor(state, models) {
     Object.assign(this, { state, models });
     this.menu = find('model-menu');
+    this.rows = new Rows(this.menu.querySelector('ul'), (id) => new Choice(id, () => this.#choose(id), models));
     this.menu.addEventListener('toggle', ({ newState }) => newState === 'open' && this.#opened());
     this.menu.addEventListener('keydown', (event) => this.#move(event));
     state.watch(() => this.draw());
@@ -18,12 +20,13 @@ export class Picker {
 
   draw() {
     const { list, context } = this.models;
-    const drawn = JSON.stringify([list, this.models.chosen, nameOf(this.models), this.state.mayChange]);
-    if (drawn === this.drawn) return; // so that nothing goes away that is about to be clicked
-    this.drawn = drawn;
-    const facts = context && element('span', { class: 'context' }, `${count(context)}-token context`);
-    find('model').replaceChildren(list.length > 1 ? this.#button() : this.#label(), ...(facts ? [facts] : []));
-    this.#drawMenu();
+    const drawn = JSON.stringify([nameOf(this.models), list.length > 1, context]);
+    if (drawn !== this.drawn) {
+      const facts = context && element('span', { class: 'context' }, `${count(context)}-token context`);
+      find('model').replaceChildren(list.length > 1 ? this.#button() : this.#label(), ...(facts ? [facts] : []));
+      this.drawn = drawn;
+    }
+    this.rows.show(list, { chosen: this.models.chosen, mayChange: this.state.mayChange });
   }
 
   #label() {
@@ -37,40 +40,6 @@ export class Picker {
       element('span', {}, nameOf(this.models)),
       icon('open'),
     );
-  }
-
-  #drawMenu() {
-    const focused = document.activeElement?.dataset?.focus;
-    this.menu.querySelector('ul').replaceChildren(...this.models.list.map((card) => this.#row(card)));
-    if (focused) this.menu.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
-  }
-
-  #row(card) {
-    const { id } = card;
-    const choose = element(
-      'button',
-      {
-        type: 'button',
-        class: 'choice',
-        'data-model': id,
-        'data-focus': `choose ${id}`,
-        'aria-current': id === this.models.chosen ? 'true' : null,
-        onclick: () => this.#choose(id),
-      },
-      element('span', { class: 'name' }, id),
-      element('span', { class: 'hint' }, describeModel(card)),
-    );
-    const move = card.kind && this.state.mayChange ? MOVES[card.state] : null;
-    const moved = move && this.#mover(id, move);
-    const bar = card.state === 'loading' && element('progress', { max: 1, value: card.progress ?? null, 'aria-label': `Loading ${id}` });
-    return element('li', {}, choose, moved || null, bar || null);
-  }
-
-  #mover(id, what) {
-    const label = `${WORDS[what]} ${id}`;
-    const run = () => this.models.move(id, what).catch((error) => notify(error.message));
-    const attributes = { type: 'button', class: 'link', 'aria-label': label, 'data-focus': `move ${id}`, onclick: run };
-    return element('button', attributes, WORDS[what]);
   }
 
   #choose(id) {
@@ -94,6 +63,33 @@ export class Picker {
     event.preventDefault();
     const items = [...this.menu.querySelectorAll('.choice')];
     items.at((items.indexOf(document.activeElement) + step) % items.length)?.focus();
+  }
+}
+
+// A model of the list. What is about to be clicked stays where it is while the rest changes.
+class Choice {
+  constructor(id, choose, models) {
+    this.id = id;
+    this.facts = element('span', { class: 'hint' });
+    const attributes = { type: 'button', class: 'choice', 'data-model': id, onclick: choose };
+    this.button = element('button', attributes, element('span', { class: 'name' }, id), this.facts);
+    const run = () => models.move(id, this.move).catch((error) => notify(error.message));
+    this.mover = element('button', { type: 'button', class: 'link', onclick: run, hidden: true });
+    this.bar = element('progress', { max: 1, 'aria-label': `Loading ${id}`, hidden: true });
+    this.node = element('li', {}, this.button, this.mover, this.bar);
+  }
+
+  update(card, { chosen, mayChange }) {
+    if (this.id === chosen) this.button.setAttribute('aria-current', 'true');
+    else this.button.removeAttribute('aria-current');
+    this.facts.textContent = describeModel(card);
+    this.move = card.kind && mayChange ? MOVES[card.state] : null;
+    this.mover.hidden = !this.move;
+    if (this.move) this.mover.textContent = WORDS[this.move];
+    if (this.move) this.mover.setAttribute('aria-label', `${WORDS[this.move]} ${this.id}`);
+    this.bar.hidden = card.state !== 'loading';
+    if (typeof card.progress === 'number') this.bar.value = card.progress;
+    else this.bar.removeAttribute('value');
   }
 }
 
