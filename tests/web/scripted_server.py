@@ -121,7 +121,7 @@ class ScriptedServer:
     def _application(self) -> Starlette:
         return Starlette(
             routes=[
-                *map(_asked_for_once, page_routes()),
+                *page_routes(),
                 Route("/blank", self._blank),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{id:path}/{what}", self._change, methods=["POST"]),
@@ -230,17 +230,6 @@ class ScriptedServer:
         answer = Answer([f"You said: {body['input'][-1]['content']}"])
         answer.gate.open()
         return answer
-
-
-def _asked_for_once(file: Route) -> Route:
-    """A browser asks about some fifty files each time that a page opens. Here it does so once for all tests."""
-
-    async def serve(request: Request) -> Response:
-        response: Response = await file.endpoint(request)
-        response.headers["cache-control"] = "max-age=86400"
-        return response
-
-    return Route(file.path, serve)
 
 
 def _error(status: int, message: str, headers: dict[str, str], param: str | None = None) -> Response:

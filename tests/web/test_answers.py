@@ -123,6 +123,41 @@ def test_a_server_that_stores_nothing_answers_all_the_same(screen: Screen, serve
     assert screen.answers() == ["Half"]
 
 
+def test_another_tab_shows_an_answer_and_takes_it_up_when_the_first_is_closed(
+    screen: Screen, server: ScriptedServer
+) -> None:
+    answer = server.answer("Half", " whole", " more", held=True)
+    screen.send("Go")
+    answer.gate.release()
+    until_stored(screen, "Half")
+    first = screen.browser.current_window_handle
+    screen.run("window.open('/')")
+    screen.until(lambda: len(screen.browser.window_handles) == 2)
+    [second] = {*screen.browser.window_handles} - {first}
+    try:
+        screen.browser.switch_to.window(second)
+        screen.until(lambda: screen.answers() == ["Half"])
+        answer.gate.release()
+        screen.until(lambda: screen.answers() == ["Half whole"])
+        assert server.resumed == []
+        screen.browser.switch_to.window(first)
+    finally:
+        screen.browser.close()
+        screen.browser.switch_to.window(second)
+    screen.until(lambda: server.resumed == [2])
+    answer.gate.open()
+    screen.until(lambda: screen.state() == "done")
+    assert screen.answers() == ["Half whole more"]
+
+
+def test_a_page_that_was_opened_before_fetches_no_file_again(screen: Screen) -> None:
+    screen.open()
+    screen.reload()
+    fetched = "return performance.getEntriesByType('resource').filter((e) => e.name.includes('/static/'))"
+    assert len(screen.run(fetched)) > 40
+    assert screen.run(f"{fetched}.filter((e) => e.transferSize > 0).map((e) => e.name)") == []
+
+
 def test_conversations_of_an_earlier_version_of_the_page_move_with_their_images(screen: Screen) -> None:
     screen.open()
     image = "data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw=="

@@ -83,7 +83,7 @@ def test_models_are_loaded_and_unloaded_where_they_are_chosen(screen: Screen, se
     screen.click("#model-name")
     screen.until(lambda: screen.all("[aria-label='Unload one']"))
     assert [row.text for row in screen.all("#model-menu .hint")] == ["loaded · 1.5 GB", "loading 25% · images"]
-    assert screen.find("#model-menu progress").get_attribute("value") == "0.25"
+    assert screen.find("#model-menu progress:not([hidden])").get_attribute("value") == "0.25"
     server.models[1] |= {"state": "unloaded"}
     screen.until(lambda: screen.all("[aria-label='Load two']"))
     screen.click("[aria-label='Load two']")

@@ -61,8 +61,8 @@ def page_routes(folder: Traversable | None = None) -> list[Route]:
         digest.update(b"%s %d\n%s" % (path.encode(), len(content), content))
     version = digest.hexdigest()
     for path in contents:
-        if path.endswith(".html"):
-            contents[path] = contents[path].replace(b'="static/', b'="static/%s/' % version.encode())
+        if path.endswith((".html", ".webmanifest")):
+            contents[path] = contents[path].replace(b'"static/', b'"static/%s/' % version.encode())
     served = {path: page_file(path, content) for path, content in contents.items()}
 
     async def serve(request: Request) -> Response:
