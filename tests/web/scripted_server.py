@@ -83,6 +83,7 @@ class ScriptedServer:
         self.script: deque[Answer | Refusal] = deque()
         self.bodies: list[dict[str, Any]] = []
         self.stores = True
+        self.headers: dict[str, str] = {}  # of answers
         self.stored: dict[str, Run] = {}  # responses in the background that were not deleted
         self.resumed: list[int] = []  # after which events streams were resumed
         self.refused_resumptions = 0  # of the next requests about stored responses
@@ -189,7 +190,7 @@ class ScriptedServer:
         run.task = asyncio.create_task(run.work())
         if run.background:
             self.stored[run.id] = run
-        return StreamingResponse(run.stream(request, -1), media_type="text/event-stream")
+        return StreamingResponse(run.stream(request, -1), media_type="text/event-stream", headers=self.headers)
 
     async def _stored(self, request: Request) -> Response:
         run = self.stored.get(request.path_params["id"])

@@ -127,23 +127,31 @@ def test_another_tab_shows_an_answer_and_takes_it_up_when_the_first_is_closed(
     screen: Screen, server: ScriptedServer
 ) -> None:
     answer = server.answer("Half", " whole", " more", held=True)
-    screen.send("Go")
-    answer.gate.release()
-    until_stored(screen, "Half")
-    first = screen.browser.current_window_handle
-    screen.run("window.open('/')")
+    screen.open()
+    other = screen.browser.current_window_handle
+    screen.browser.execute_script("window.open('/')")
     screen.until(lambda: len(screen.browser.window_handles) == 2)
-    [second] = {*screen.browser.window_handles} - {first}
+    [first] = {*screen.browser.window_handles} - {other}
+    screen.browser.switch_to.window(first)
     try:
-        screen.browser.switch_to.window(second)
+        screen.until(lambda: screen.text("#model") == "smollm2-135m\n8,192-token context")
+        screen.send("Go")
+        answer.gate.release()
+        screen.until(lambda: screen.answers() == ["Half"])
+        screen.browser.switch_to.window(other)
+        screen.until(lambda: screen.all("#conversations .title"))
+        screen.click("#conversations .title")
         screen.until(lambda: screen.answers() == ["Half"])
         answer.gate.release()
+        screen.until(lambda: screen.answers() == ["Half whole"])
+        assert server.resumed == []
+        screen.reload()  # which looks for what is under way, and leaves it to the first tab
         screen.until(lambda: screen.answers() == ["Half whole"])
         assert server.resumed == []
         screen.browser.switch_to.window(first)
     finally:
         screen.browser.close()
-        screen.browser.switch_to.window(second)
+        screen.browser.switch_to.window(other)
     screen.until(lambda: server.resumed == [2])
     answer.gate.open()
     screen.until(lambda: screen.state() == "done")
@@ -294,6 +302,13 @@ def test_the_model_names_a_conversation_unless_a_setting_forbids_it(screen: Scre
     screen.click("#new-chat")
     screen.ask("Bread")
     assert len(server.titled) == 1 and screen.text("#conversations .title") == "Bread"
+
+
+def test_a_key_whose_requests_are_counted_spends_none_on_titles(screen: Screen, server: ScriptedServer) -> None:
+    server.title, server.headers = "A title", {"x-ratelimit-limit-requests": "2"}
+    screen.ask("Hello")
+    screen.until(lambda: not server.stored)
+    assert server.titled == [] and screen.text("#conversations .title") == "Hello"
 
 
 def test_presets_hold_the_system_prompt_and_sampling_and_new_chats_begin_without(

@@ -88,3 +88,13 @@ def test_long_lines_of_code_are_wrapped_on_request(screen: Screen, server: Scrip
     screen.click(".answer [aria-label='Wrap lines']")
     assert not screen.run(is_wide)
     assert screen.find(".answer [aria-label='Wrap lines']").get_attribute("aria-pressed") == "true"
+
+
+def test_a_table_is_copied_for_a_spreadsheet(screen: Screen, server: ScriptedServer) -> None:
+    server.answer("| name | formula |\n|---|---|\n| **Euler** | \\(e^{i\\pi}\\) |\n")
+    screen.ask("Table")
+    screen.until(lambda: len(drawn(screen)) == 1)
+    screen.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    screen.run("document.addEventListener('copy', () => { window.copied = document.activeElement.value; })")
+    screen.run("document.querySelector('[aria-label=\"Copy table\"]').click()")
+    assert screen.run("return window.copied") == "name\tformula\nEuler\t\\(e^{i\\pi}\\)"

@@ -27,6 +27,7 @@ export class ApiError extends Error {
 export class Api {
   constructor(askForKey) {
     this.askForKey = askForKey;
+    this.isRated = false; // whether the key has so many requests a minute
   }
 
   // The key lives as long as the tab and is never written to disk by the page.
@@ -171,6 +172,7 @@ export class Api {
     for (let wasRefused = false; ; wasRefused = true) {
       const headers = { ...init.headers, ...this.#credentials };
       const response = await reach(path, { ...init, headers });
+      this.isRated ||= response.headers.has('x-ratelimit-limit-requests');
       if (response.ok) return response;
       const error = await refusal(response);
       if (error.status !== 401 || !ask || !(await this.askForKey(wasRefused || Boolean(this.key)))) throw error;

@@ -2,7 +2,8 @@
 
 import { parseBlocks } from './blocks.js';
 import { CodeBlock } from './code.js';
-import { element } from './element.js';
+import { copyFrom } from './clipboard.js';
+import { element, iconButton } from './element.js';
 import { parseInline } from './inline.js';
 import { mathView } from './math.js';
 
@@ -56,7 +57,18 @@ function renderTable({ align, head, rows }) {
     element('thead', {}, renderRow(head, align, 'th')),
     element('tbody', {}, ...rows.map((row) => renderRow(row, align))),
   );
-  return element('div', { class: 'table', tabindex: '0', role: 'region', 'aria-label': 'Table' }, table);
+  const copy = iconButton('copy', 'Copy table', () => copyFrom(copy, tabbed(table)));
+  return element('div', { class: 'table', tabindex: '0', role: 'region', 'aria-label': 'Table' }, table, copy);
+}
+
+// A table as spreadsheets take it, with the source of formulas.
+function tabbed(table) {
+  const textOf = (cell) => {
+    const plain = cell.cloneNode(true);
+    for (const formula of plain.querySelectorAll('.math')) formula.replaceWith(formula.dataset.source);
+    return plain.textContent.replaceAll(/\s+/g, ' ').trim();
+  };
+  return [...table.rows].map((row) => [...row.cells].map(textOf).join('\t')).join('\n');
 }
 
 export function renderRow(row, align, tag = 'td') {

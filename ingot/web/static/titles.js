@@ -25,7 +25,8 @@ export class Titles {
   // `name(title)` is called where the model has one, and the user has given none meanwhile.
   async suggest(conversation, name) {
     const shown = thread(conversation);
-    if (!this.isOn || conversation.named || shown.length !== 2) return;
+    // Where requests are counted, they are the user's.
+    if (!this.isOn || this.api.isRated || conversation.named || shown.length !== 2) return;
     const told = shown.map(({ role, content }) => `${role}: ${content.slice(0, MOST_CHARS)}`).join('\n\n');
     const input = [{ role: 'user', content: `${told}\n\n${REQUEST}` }];
     const body = { model: this.models.chosen, input, max_output_tokens: MOST_TOKENS, temperature: 0, enable_thinking: false };
