@@ -265,6 +265,18 @@ def test_what_waits_stays_where_the_answer_is_stopped(screen: Screen, server: Sc
     screen.until(lambda: screen.answers()[-1:] == ["You said: Second"])
 
 
+def test_what_waits_is_sent_after_an_answer_that_was_taken_up_again(screen: Screen, server: ScriptedServer) -> None:
+    answer = server.answer("a", held=True)
+    screen.send("First")
+    screen.until(lambda: server.stored)
+    screen.send("Second")
+    until_stored(screen, "Second")
+    until_stored(screen, "resp_")
+    screen.reload()
+    answer.gate.open()
+    screen.until(lambda: screen.answers() == ["a", "You said: Second"] and screen.state() == "done")
+
+
 def test_conversations_are_searched_by_all_their_words(screen: Screen) -> None:
     for text in ("Tell me about whales", "Bread without yeast"):
         screen.click("#new-chat")

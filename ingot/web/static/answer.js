@@ -19,11 +19,13 @@ export class Answer {
     const { message, abort } = this;
     this.watch = new Stopwatch();
     await this.#read(async () => {
+      const { signal } = abort;
       try {
-        await this.#follow(this.api.respond(body, { background: true, signal: abort.signal }), onText);
+        await this.#follow(this.api.respond(body, { background: this.api.mayStore, signal }), onText);
       } catch (error) {
         if (!error.isAboutStoring || message.response) throw error;
-        await this.#follow(this.api.respond(body, { background: false, signal: abort.signal }), onText);
+        this.api.mayStore = false;
+        await this.#follow(this.api.respond(body, { background: false, signal }), onText);
       }
     }, onText);
     message.facts = { ...message.facts, ...this.watch.facts(message.facts?.completionTokens) };

@@ -27,6 +27,7 @@ export class ApiError extends Error {
 export class Api {
   constructor(askForKey) {
     this.askForKey = askForKey;
+    this.mayStore = true; // until the server says that it stores no responses
     this.isRated = false; // whether the key has so many requests a minute
   }
 

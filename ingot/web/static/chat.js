@@ -170,6 +170,7 @@ export class Chat {
       if (message?.state !== 'streaming' || this.state.answers.has(id)) return;
       const answer = new Answer(this.api, conversation, message);
       await this.#run(answer, (grow) => answer.resume(grow));
+      this.#goOn(conversation, message);
     });
   }
 
@@ -186,6 +187,11 @@ export class Chat {
     this.#saved(conversation);
     announce('Answering.');
     await exclusively(`ingot.answer.${message.id}`, () => this.#run(answer, (grow) => this.#ask(answer, grow)));
+    this.#goOn(conversation, message);
+  }
+
+  // What comes after an answer: a title, and the message that waits for its end.
+  #goOn(conversation, message) {
     if (message.state !== 'done') return;
     this.titles.suggest(conversation, (title) => this.#saved(Object.assign(conversation, { title, named: true }), { touch: false }));
     this.sendQueued(conversation);

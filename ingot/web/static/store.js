@@ -28,9 +28,10 @@ class Store {
   }
 
   async load() {
-    for (const found of await this.database.all('conversations')) this.#take(found);
+    const found = await this.database.all('conversations');
+    for (const conversation of found) this.#take(conversation);
     await this.#migrate();
-    this.#sweep();
+    this.#sweep([...found, ...this.conversations.values()]);
   }
 
   // `changed(id)` is called when another tab wrote or removed a conversation, which has been read by then.
@@ -114,10 +115,13 @@ class Store {
     }
   }
 
-  // Files that no message holds any more.
-  async #sweep() {
-    const held = new Set(this.list().flatMap(({ messages, queue = [] }) => [...messages, ...queue].flatMap(({ media = [] }) => media.map(({ file }) => file))));
-    for (const key of await this.database.keys('files')) if (!held.has(key)) this.database.remove('files', key).catch(() => {});
+  // Removes files that no message holds any more, be it one that cannot be read.
+  async #sweep(conversations) {
+    const messages = conversations.flatMap((each) => [each.messages, each.queue].flat());
+    const held = new Set(messages.flatMap((message) => message?.media ?? []).map(({ file }) => file));
+    for (const key of await this.database.keys('files')) {
+      if (!held.has(key)) this.database.remove('files', key).catch(() => {});
+    }
   }
 }
 
