@@ -98,7 +98,11 @@ class Fleet:
         return [engine for _, engine in self.loaded]
 
     def statuses(self) -> list[ModelStatus]:
-        return [slot.status() for slot in self._slots.values()]
+        return [self._status(slot) for slot in self._slots.values()]
+
+    def _status(self, slot: ModelSlot) -> ModelStatus:
+        status = slot.status()
+        return status if slot.engine is not None else replace(status, stated=self._loader.stated(slot.entry))
 
     def is_loaded(self, name: str) -> bool:
         """Whether a request may use it now, without waiting."""

@@ -29,6 +29,16 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class StatedFacts:
+    """What the files of a chat model say of it before it is loaded."""
+
+    context: int
+    media: tuple[str, ...] = ()  # kinds that it is shown
+    tool_format: str | None = None
+    thinking_format: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatus:
     name: str
     state: ModelState
@@ -43,6 +53,7 @@ class ModelStatus:
     waiting: int = 0  # requests that wait for it
     expires_s: float | None = None  # when it is unloaded, unless somebody asks for it; None: it stays
     resident: bool = False  # loaded before the server is ready, and never unloaded
+    stated: StatedFacts | None = None  # of a chat model that is not loaded, where its files are here
 
 
 @dataclass(frozen=True, slots=True)

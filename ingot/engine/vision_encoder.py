@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,6 +25,7 @@ from ingot.kernels.device import is_device_lost
 from ingot.media import worker
 from ingot.media.images import DecodingMemory
 from ingot.media.items import MediaItem
+from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
 from ingot.models.vision.tower import EncodingSlices, PixelArray, VisionFeatures, VisionTower, VisualInputs
 
 log = logging.getLogger("ingot.engine")
@@ -33,6 +35,7 @@ PIXEL_THREADS, PIXEL_THREADS_EACH = 8, 6
 SLICE_TIME_DECAY = 0.9
 """What is left, slice by slice, of the longest slice's time in what is expected of the next."""
 PIXEL_PAUSE_S = 0.005
+MORE_MEMORY = "serve the model with more --memory"
 VISION_FAILED = "The image or video could not be encoded; the server's log says why"
 
 
@@ -49,7 +52,7 @@ class VisionMemory:
     def total(self) -> int:
         return self.work + self.features + self.unpacking + (worker.header_pool.memory if self.unpacking else 0)
 
-    def refuse(self, items: Iterable[MediaItem], tower: VisionTower) -> None:
+    def refuse(self, items: Iterable[MediaItem], tower: VisionTower, processor: MediaProcessor | None = None) -> None:
         """Raises RequestTooLarge for what cannot be encoded within them."""
         features = 0
         for item in {item.digest: item for item in items}.values():
@@ -59,28 +62,52 @@ class VisionMemory:
             if needs.pixels + needs.work > self.work:
                 raise RequestTooLarge(
                     f"Encoding one of the images or videos takes {_mb(needs.pixels + needs.work)}, of "
-                    f"{_mb(self.work)} that are set aside for it. Send a smaller one, or ask for fewer pixels.",
+                    f"{_mb(self.work)} that are set aside for it. {self._advice(item, tower, processor)}",
                     param="messages",
                 )
         if features > self.features:
             raise RequestTooLarge(
                 f"The features of the request's images and videos take {_mb(features)}, of {_mb(self.features)} that "
-                "are set aside for it. Send fewer or smaller ones.",
+                f"are set aside for it. Send fewer or smaller ones, or {MORE_MEMORY}.",
                 param="messages",
             )
+
+    def _advice(self, item: MediaItem, tower: VisionTower, processor: MediaProcessor | None) -> str:
+        size = None
+        if item.kind == "image" and processor is not None:
+            size = self._largest(item.source.size, tower, processor)
+        if size is None:
+            return f"Send a smaller one, or {MORE_MEMORY}."
+        return f"Send it as at most {size.width} by {size.height}, or {MORE_MEMORY}."
+
+    def _largest(self, shape: Size, tower: VisionTower, processor: MediaProcessor) -> Size | None:
+        """The largest size of this shape that can be encoded."""
+
+        def fits(side: int) -> Size | None:
+            scale = side / max(shape)
+            size = Size(*(max(1, int(each * scale)) for each in shape))
+            try:
+                needs = tower.needs(processor.image_layout(size, ImageLayoutOptions()))
+            except IngotError:  # too flat for this model
+                return None
+            return size if needs.pixels + needs.work <= self.work else None
+
+        side = bisect_left(range(1, max(shape)), True, key=lambda side: fits(side) is None)
+        return fits(side) if side else None
 
 
 @dataclass(frozen=True, slots=True)
 class VisionEncoder:
-    """A vision tower, and the memory that it may take."""
+    """A vision tower, and the memory that it may take. `processor` is asked what would fit."""
 
     tower: VisionTower
     memory: VisionMemory
+    processor: MediaProcessor | None = None
 
     def refuse(self, media: Iterable[Iterable[MediaItem]]) -> None:
         """Raises RequestTooLarge for prompts with more than can be encoded, before anything is decoded."""
         for items in media:
-            self.memory.refuse(items, self.tower)
+            self.memory.refuse(items, self.tower, self.processor)
 
 
 @dataclass(eq=False, slots=True)
@@ -299,7 +326,7 @@ def _refuse_decoding(needed: DecodingMemory) -> None:
     advice = "" if largest is None else f"Send it as at most {largest.width} by {largest.height}, or "
     raise RequestTooLarge(
         f"Decoding {width} by {height} pixels takes {_mb(needed.memory)}, of {_mb(aside)} that are set aside for it. "
-        f"{advice}{'s' if advice else 'S'}erve the model with more --memory.",
+        f"{advice}{MORE_MEMORY if advice else MORE_MEMORY.capitalize()}.",
         param="messages",
     )
 

@@ -107,10 +107,11 @@ class Reply:
     def write_log(self) -> None:
         took = (time.perf_counter() - self.began) * 1000
         method, path = self.scope["method"], self.scope["path"]
-        # Probes come every few seconds; floods without a key, and requests that a stopping server cuts off, by the
-        # hundred.
+        # Probes come every few seconds; files of the page, floods without a key, and requests that a stopping server
+        # cuts off, by the hundred.
         is_frequent = (
             path.startswith("/health")
+            or (path.startswith("/static/") and self.status < 400)
             or path in MONITORING_PATHS
             or (self.status == RateLimited.status and not self.known)
             or isinstance(self.closed_with, Stopping)

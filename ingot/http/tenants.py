@@ -163,9 +163,7 @@ class RateLimits:
         allowances = dict(self._allowances(tenant, key))
         for what, allowance in allowances.items():
             if (seconds := allowance.missing_s(1.0)) > 0:
-                raise RateLimited(
-                    f"This key has used its {allowance.limit} {what} a minute.", retry_after=max(1.0, seconds)
-                )
+                raise RateLimited(f"Rate limit: {allowance.limit} {what} per minute.", retry_after=max(1.0, seconds))
         if "requests" in allowances:
             allowances["requests"].left -= 1
 

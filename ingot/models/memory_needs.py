@@ -41,7 +41,8 @@ from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
 from ingot.models.pooling_models.loading import ENCODER_FAMILIES, read_model_config
 from ingot.models.precision import DTYPES_OF_16_BITS
-from ingot.models.vision.loading import has_vision_tower, unloaded_tower_parts
+from ingot.models.vision.loading import has_vision_tower, unloaded_tower_needs, unloaded_tower_parts
+from ingot.models.vision.tower import EncodingBytes
 from ingot.models.whisper import read_whisper_model
 from ingot.upstream import (
     QuantizedMultiLinear,
@@ -99,6 +100,16 @@ def _tower_weight_bytes(folder: Path, device: Device) -> int:
         return sum(settled_bytes(part, device) for part in unloaded_tower_parts(folder, config))
     except ModelError:
         return 0
+
+
+def largest_image_needs(folder: Path, device: Device) -> EncodingBytes | None:
+    """What encoding the largest image takes; None where the model sees nothing here, or that cannot be known without
+    loading it."""
+    try:
+        config = {} if folder.suffix == ".gguf" else load_config(folder)
+        return unloaded_tower_needs(folder, config, device) if has_vision_tower(config) else None
+    except (Exception, SystemExit):  # see `memory_needs`
+        return None
 
 
 def _gguf_needs(path: Path, device: Device) -> MemoryNeeds:

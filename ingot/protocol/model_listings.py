@@ -97,7 +97,7 @@ def list_models(models: Iterable[tuple[ModelStatus, AnyServedModel | None]]) -> 
 def fleet_model_body(status: ModelStatus, served: AnyServedModel | None) -> ModelBody:
     """How a model stands; what is `served` of it is known of one that was used."""
     if served is None:
-        body = ModelBody(id=status.name, created=0, display_name=status.name, created_at=NEVER_MADE)
+        body = stated_model_body(status)
     else:
         body = served_model_body(served)
     if status.resident:
@@ -112,6 +112,21 @@ def fleet_model_body(status: ModelStatus, served: AnyServedModel | None) -> Mode
         failure=UNSET if status.failure is None else status.failure,
         memory_bytes=status.claimed,
         expires_in_s=UNSET if status.expires_s is None else round(status.expires_s, 3),
+    )
+
+
+def stated_model_body(status: ModelStatus) -> ModelBody:
+    """Of a model that is not loaded: what its files say."""
+    body = ModelBody(id=status.name, created=0, display_name=status.name, created_at=NEVER_MADE)
+    if (stated := status.stated) is None:
+        return body
+    return replace(
+        body,
+        max_model_len=stated.context,
+        max_input_tokens=stated.context,
+        input_modalities=["text", *stated.media],
+        tool_format=stated.tool_format,
+        thinking_format=stated.thinking_format,
     )
 
 

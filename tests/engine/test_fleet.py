@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ingot.config import ModelEntry, Settings
 from ingot.engine import fleet as fleets
 from ingot.engine.fleet import Fleet
+from ingot.engine.status import StatedFacts
 from ingot.errors import DeadlineExceeded, ModelError, Unavailable
 
 GB = 1_000_000_000
@@ -60,6 +61,9 @@ class Garage:
         self.sizes, self.loads, self.diary = sizes, Counter[str](), list[str]()
         self.hold: asyncio.Event | None = None
         self.broken: dict[str, str] = {}
+
+    def stated(self, entry: ModelEntry) -> StatedFacts | None:
+        return None
 
     async def measure(self, entry: ModelEntry) -> int:
         await asyncio.sleep(0)

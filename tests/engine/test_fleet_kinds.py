@@ -23,6 +23,7 @@ from ingot.kernels.device import active_memory
 from ingot.media.audio import AudioFile
 from ingot.models.files.locate import model_kind
 from ingot.models.files.progress import no_progress
+from ingot.protocol.model_listings import list_models
 from ingot.text.tokenizer.encoder_inputs import EncoderInput
 from tests import tiny
 from tests.encoders import write_encoder
@@ -184,3 +185,15 @@ def test_a_budget_that_models_alongside_use_up_is_refused_in_words(tables: Table
             garage.load_resident(no_progress)
     finally:
         garage.close()
+
+
+def test_what_a_model_takes_is_known_before_it_is_loaded(garage: ModelLoader) -> None:
+    vision = Path(__file__).parents[2] / "foundry/models/vision"
+    fleet = fleet_of({"eyes": {"path": str(vision)}, "words": {"path": str(vision), "text_only": True}}, garage)
+    eyes, words = (status.stated for status in fleet.statuses())
+    assert eyes is not None and words is not None
+    assert (eyes.context, eyes.media, words.media) == (1024, ("image", "video"), ())
+    assert [body.input_modalities for body in list_models((one, None) for one in fleet.statuses()).data] == [
+        ["text", "image", "video"],
+        ["text"],
+    ]

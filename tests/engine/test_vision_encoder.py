@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ingot.engine.sequence import PromptMedia
@@ -20,7 +22,8 @@ from ingot.engine.vision_encoder import (
 from ingot.errors import BadMedia, Cancelled, IngotError, RequestTooLarge
 from ingot.media import worker
 from ingot.media.items import MediaItem
-from ingot.models.vision.tower import PixelArray
+from ingot.media.layout import ImageLayoutOptions, Layout, Size
+from ingot.models.vision.tower import EncodingBytes, PixelArray
 from tests.fake_tower import FEATURES, LAYOUT, NBYTES, FakeTower
 from tests.models.vision.looking import Frames
 from tests.seeing_engines import asked
@@ -193,6 +196,29 @@ def test_memory_says_beforehand_what_it_does_not_hold(tower: FakeTower) -> None:
     for memory in (VisionMemory(149, 4 * NBYTES), VisionMemory(150, 4 * NBYTES - 1)):
         with pytest.raises(RequestTooLarge):
             VisionEncoder(tower, memory).refuse(items)
+
+
+class ByArea:
+    """As many features as an image has pixels."""
+
+    def image_layout(self, size: Size, options: ImageLayoutOptions) -> Layout:
+        return replace(LAYOUT, size=size)
+
+
+class TowerByArea(FakeTower):
+    def needs(self, layout: Layout) -> EncodingBytes:
+        return EncodingBytes(pixels=3 * layout.size.area, work=layout.size.area, features=NBYTES)
+
+
+def test_an_image_that_is_too_large_is_refused_with_what_would_do() -> None:
+    [[item]] = showing("a", 1).request.media
+    picture = Frames((np.zeros((300, 400, 3), np.uint8),))
+    large = replace(item, layout=replace(LAYOUT, size=Size(400, 300)), source=picture)
+    encoder = VisionEncoder(TowerByArea(), VisionMemory(4 * 200 * 150, NBYTES), ByArea())  # type: ignore[arg-type]
+    with pytest.raises(RequestTooLarge, match="at most 200 by 150, or serve the model with more --memory"):
+        encoder.refuse([[large]])
+    with pytest.raises(RequestTooLarge, match="Send a smaller one, or serve the model with more --memory"):
+        replace(encoder, processor=None).refuse([[large]])
 
 
 def test_what_was_looked_at_before_counts_as_found(looks: VisionEncoderRunner) -> None:

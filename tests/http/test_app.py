@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.status import Health
+from ingot.engine.status import Health, StatedFacts
 from ingot.errors import ModelError
 from ingot.http.app import build_fleet_app
 from ingot.http.endpoints.table import fleet_endpoints
@@ -37,6 +37,9 @@ class Garage:
         self.hold: asyncio.Event | None = None
         self.broken: set[str] = set()
         self.silent: set[str] = set()
+
+    def stated(self, entry: ModelEntry) -> StatedFacts | None:
+        return None
 
     async def measure(self, entry: ModelEntry) -> int:
         return 1

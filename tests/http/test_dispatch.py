@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, model_entries, single_model_entries
 from ingot.engine.fleet import Fleet
-from ingot.engine.status import Health
+from ingot.engine.status import Health, StatedFacts
 from ingot.errors import ConfigError
 from ingot.http.app import build_fleet_app
 from ingot.http.dispatch import ModelSelection
@@ -41,6 +41,9 @@ class Garage:
 
     def __init__(self) -> None:
         self.diary: list[str] = []
+
+    def stated(self, entry: ModelEntry) -> StatedFacts | None:
+        return None
 
     async def measure(self, entry: ModelEntry) -> int:
         return 1

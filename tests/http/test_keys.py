@@ -105,7 +105,7 @@ def test_what_was_used_flows_back_within_a_minute() -> None:
     rates.admit("alice", key)
     rates.charge("alice", key, 120)
     now = 60.0
-    with pytest.raises(RateLimited, match="60 tokens a minute") as refused:
+    with pytest.raises(RateLimited, match="Rate limit: 60 tokens per minute") as refused:
         rates.admit("alice", key)
     assert refused.value.retry_after == pytest.approx(31)
     now = 92.0

@@ -42,6 +42,26 @@ async def test_the_engine_gets_tokens_and_beside_them_what_they_stand_for() -> N
     assert frame.shape == (96, 64, 3)
 
 
+async def test_a_video_is_shown_by_the_responses_api_as_it_is_by_chat() -> None:
+    pytest.importorskip("av")
+    from tests.media.clips import filmed
+
+    url = data_url(filmed(), "video/mp4")
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [video("video_url", {"url": url})]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [video("input_video", url)]}], "store": False}),
+    ):
+        query = engine()
+        made = await call(build_app(query, settings()), "POST", path, body=body)  # type: ignore[arg-type]
+        assert made.status == 200, made.body
+        [[item]] = query.requests[0].media
+        assert item.kind == "video" and item.end > item.begin
+
+
+def video(kind: str, value: Any) -> dict[str, Any]:
+    return {"type": kind, "video_url": value}
+
+
 async def test_an_engine_without_a_tower_is_never_asked_and_the_answer_names_the_model() -> None:
     for query, options in ((engine(None), {}), (engine(), {"text_only": True})):
         made = await ask(query, data_url(PICTURE), **options)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import pytest
@@ -90,6 +92,25 @@ async def test_the_page_is_served_with_a_strict_policy() -> None:
     assert "unsafe" not in made.headers["content-security-policy"]
     again = await ask("GET", "/", headers={"if-none-match": made.headers["etag"]})
     assert (again.status, again.body) == (304, b"")
+
+
+async def test_the_files_of_a_page_are_fetched_once_for_each_version() -> None:
+    page = await ask("GET", "/")
+    [name, *others] = re.findall(rb'="(static/[0-9a-f]+/[^"]+)"', page.body)
+    file = await ask("GET", f"/{name.decode()}")
+    assert file.status == 200 and file.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert b'="static/' + name.split(b"/")[1] in page.body and page.body.count(b'="static/') == 1 + len(others)
+    assert page.headers["cache-control"] == "no-cache"
+    outdated = await ask("GET", "/static/0123456789abcdef/app.js")
+    assert outdated.status == 404
+
+
+async def test_files_of_the_page_are_not_logged_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ingot.http"):
+        await ask("GET", "/static/app.js")
+        assert caplog.records == []
+        await ask("GET", "/static/nothing.js")
+        assert len(caplog.records) == 1
 
 
 async def test_the_head_of_the_page_has_no_body() -> None:

@@ -34,6 +34,7 @@ const fresh = new URLSearchParams(location.search).get('fresh');
 if (fresh && sessionStorage.getItem('fresh') !== fresh) {
   localStorage.clear();
   sessionStorage.clear();
+  indexedDB.deleteDatabase('ingot');
   sessionStorage.setItem('fresh', fresh);
 }
 """

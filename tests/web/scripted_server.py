@@ -82,6 +82,13 @@ class ScriptedServer:
     def reset(self) -> None:
         self.script: deque[Answer | Refusal] = deque()
         self.bodies: list[dict[str, Any]] = []
+        self.stores = True
+        self.headers: dict[str, str] = {}  # of answers
+        self.stored: dict[str, Run] = {}  # responses in the background that were not deleted
+        self.resumed: list[int] = []  # after which events streams were resumed
+        self.refused_resumptions = 0  # of the next requests about stored responses
+        self.forgets_events = False
+        self.title, self.titled = "", list[dict[str, Any]]()  # what titles are, and requests for them
         self.polls = 0
         self.api_key: str | None = None
         self.models: list[dict[str, Any]] = [{"id": "smollm2-135m", "object": "model", "max_model_len": 8192}]
@@ -115,7 +122,7 @@ class ScriptedServer:
     def _application(self) -> Starlette:
         return Starlette(
             routes=[
-                *map(_asked_for_once, page_routes()),
+                *page_routes(),
                 Route("/blank", self._blank),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{id:path}/{what}", self._change, methods=["POST"]),
@@ -123,7 +130,8 @@ class ScriptedServer:
                 Route("/v1/cache/tree", self._tree),
                 Route("/v1/requests", self._requests),
                 Route("/v1/requests/{id}", self._cancel, methods=["DELETE"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/responses", self._respond, methods=["POST"]),
+                Route("/v1/responses/{id}", self._stored, methods=["GET", "DELETE"]),
                 Route("/v1/audio/transcriptions", self._transcribe, methods=["POST"]),
                 Route("/v1/audio/speech", self._speak, methods=["POST"]),
                 Route("/health/ready", self._health),
@@ -164,16 +172,43 @@ class ScriptedServer:
         status, body = self.health
         return JSONResponse(body, status_code=status)
 
-    async def _chat(self, request: Request) -> Response:
+    async def _respond(self, request: Request) -> Response:
         denied = self._denied(request)
         if denied:
             return denied
         body = await request.json()
+        if body.get("metadata") == {"purpose": "title"}:
+            self.titled.append(body)
+            return JSONResponse({"output": [_message(self.title)]})
+        if body.get("background") and not self.stores:
+            return _error(400, "store is not supported: this server stores no responses.", {}, "store")
         self.bodies.append(body)
         step = self.script.popleft() if self.script else self._echo(body)
         if isinstance(step, Refusal):
             return _error(step.status, step.message, step.headers)
-        return StreamingResponse(_stream(request, step), media_type="text/event-stream")
+        run = Run(f"resp_{len(self.bodies):024x}", step, background=bool(body.get("background")))
+        run.task = asyncio.create_task(run.work())
+        if run.background:
+            self.stored[run.id] = run
+        return StreamingResponse(run.stream(request, -1), media_type="text/event-stream", headers=self.headers)
+
+    async def _stored(self, request: Request) -> Response:
+        run = self.stored.get(request.path_params["id"])
+        if self.refused_resumptions:
+            self.refused_resumptions -= 1
+            return _error(503, "The server starts.", {})
+        if run is None:
+            return self._denied(request) or _error(404, "There is no such response.", {})
+        if request.method == "DELETE":
+            del self.stored[run.id]
+            run.end("cancelled")
+            return JSONResponse({"deleted": True})
+        if request.query_params.get("stream") != "true":
+            return JSONResponse(run.response)
+        if self.forgets_events:
+            return _error(400, "Its events are no longer stored. Retrieve it whole.", {}, "stream")
+        self.resumed.append(int(request.query_params.get("starting_after", -1)))
+        return StreamingResponse(run.stream(request, self.resumed[-1]), media_type="text/event-stream")
 
     async def _transcribe(self, request: Request) -> Response:
         async with request.form() as form:
@@ -193,24 +228,13 @@ class ScriptedServer:
 
     @staticmethod
     def _echo(body: dict[str, Any]) -> Answer:
-        answer = Answer([f"You said: {body['messages'][-1]['content']}"])
+        answer = Answer([f"You said: {body['input'][-1]['content']}"])
         answer.gate.open()
         return answer
 
 
-def _asked_for_once(file: Route) -> Route:
-    """A browser asks about some fifty files each time that a page opens. Here it does so once for all tests."""
-
-    async def serve(request: Request) -> Response:
-        response: Response = await file.endpoint(request)
-        response.headers["cache-control"] = "max-age=86400"
-        return response
-
-    return Route(file.path, serve)
-
-
-def _error(status: int, message: str, headers: dict[str, str]) -> Response:
-    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "scripted"}}
+def _error(status: int, message: str, headers: dict[str, str], param: str | None = None) -> Response:
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": "scripted"}}
     return JSONResponse(body, status_code=status, headers=headers)
 
 
@@ -223,50 +247,92 @@ async def _sound(sound: bytes | None) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.05)
 
 
-async def _stream(request: Request, answer: Answer) -> AsyncIterator[str]:
-    try:
-        yield ": the headers come at once\n\n"
-        yield _chunk(choices=[_choice({"role": "assistant", "content": ""})])
-        for thought in answer.thoughts:
-            await _passage(answer.gate)
-            yield _chunk(choices=[_choice({"reasoning_content": thought, "reasoning": thought})])
-        for piece in answer.pieces:
-            await _passage(answer.gate)
-            yield _chunk(choices=[_choice({"content": piece})])
-        if answer.breaks_off:
-            return
-        if answer.error:
-            yield f"data: {json.dumps({'error': answer.error})}\n\n"
-            return
-        await _passage(answer.gate)
-        yield _chunk(choices=[_choice({}, answer.finish)])
-        yield _chunk(choices=[], usage=_usage(answer), ingot=answer.receipt)
-        yield "data: [DONE]\n\n"
-        answer.finished.set()
-    finally:
-        # Starlette closes the generator when the client has gone.
-        if not answer.finished.is_set():
-            answer.disconnected.set()
-
-
 async def _passage(gate: Gate) -> None:
     while not gate.passes():
         await asyncio.sleep(0.01)
 
 
-def _choice(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": finish}
+class Run:
+    """A response: its events come as the script lets them, whoever reads them."""
+
+    def __init__(self, id: str, answer: Answer, *, background: bool) -> None:
+        self.id, self.answer, self.background = id, answer, background
+        self.events: list[dict[str, Any]] = []
+        self.response: dict[str, Any] = {}
+        self.ended = False
+        self.breaks_off = answer.breaks_off
+        self.task: asyncio.Task[None] | None = None
+
+    async def work(self) -> None:
+        answer = self.answer
+        self._add("response.created", response=self._body("queued"))
+        for thought in answer.thoughts:
+            await _passage(answer.gate)
+            self._add("response.reasoning_text.delta", delta=thought)
+        for piece in answer.pieces:
+            await _passage(answer.gate)
+            self._add("response.output_text.delta", delta=piece)
+        if answer.error:
+            self.end("failed")
+            return
+        await _passage(answer.gate)
+        self.end("incomplete" if answer.finish == "length" else "completed")
+
+    def end(self, status: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        (self.answer.disconnected if status == "cancelled" else self.answer.finished).set()
+        type = {"completed": "response.completed", "incomplete": "response.incomplete"}.get(status, "response.failed")
+        self._add(type, response=self._body(status))
+        if self.task is not None and status == "cancelled":
+            self.task.cancel()
+
+    async def stream(self, request: Request, after: int) -> AsyncIterator[str]:
+        try:
+            yield ": the headers come at once\n\n"
+            at = after + 1
+            while not (self.ended and at == len(self.events)):
+                for event in self.events[at:]:
+                    yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+                at = len(self.events)
+                if self.breaks_off and at > 1:
+                    self.breaks_off = False
+                    return
+                await asyncio.sleep(0.01)
+        finally:
+            # Starlette closes the generator when the client has gone.
+            if not self.background:
+                self.end("cancelled")
+
+    def _add(self, type: str, **fields: Any) -> None:
+        self.events.append({"type": type, "sequence_number": len(self.events), **fields})
+
+    def _body(self, status: str) -> dict[str, Any]:
+        answer, count = self.answer, len(self.answer.pieces)
+        thoughts = {"type": "reasoning", "summary": [], "content": [{"text": "".join(answer.thoughts)}]}
+        ended = status in ("completed", "incomplete")
+        self.response = {
+            "id": self.id,
+            "status": status,
+            "background": self.background,
+            "model": "smollm2-135m",
+            "error": answer.error if status == "failed" else None,
+            "output": [*([thoughts] if answer.thoughts else []), _message("".join(answer.pieces))] if ended else [],
+        }
+        if ended:
+            self.response |= {"ingot": answer.receipt, "usage": _usage(answer, count)}
+        return self.response
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+def _usage(answer: Answer, count: int) -> dict[str, Any]:
     return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": len(answer.pieces),
-        "total_tokens": answer.prompt_tokens + len(answer.pieces),
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "input_tokens": answer.prompt_tokens,
+        "output_tokens": count,
+        "total_tokens": answer.prompt_tokens + count,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
     }
-
-
-def _chunk(**fields: Any) -> str:
-    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "smollm2-135m", **fields}
-    return f"data: {json.dumps(chunk)}\n\n"

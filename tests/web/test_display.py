@@ -58,7 +58,7 @@ def test_thinking_is_shown_apart_from_the_answer_and_sent_back(screen: Screen, s
     assert screen.run("return document.querySelector('.thinking p').textContent") == "<b>Hm, six by seven"
     screen.send("Sure?")
     screen.until(lambda: len(server.bodies) == 2)
-    assert server.bodies[1]["messages"][1]["reasoning_content"] == "<b>Hm, six by seven"
+    assert server.bodies[1]["input"][1]["content"] == [{"type": "reasoning_text", "text": "<b>Hm, six by seven"}]
 
 
 def test_an_answer_without_thinking_shows_none(screen: Screen, server: ScriptedServer) -> None:

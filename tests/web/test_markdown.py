@@ -79,7 +79,7 @@ CASES = [
     ("strike", "~~gone~~ ~kept~", "<p><del>gone</del> ~kept~</p>"),
     ("inline code", "`a*b*` ``c`d``", "<p><code>a*b*</code> <code>c`d</code></p>"),
     ("unclosed code", "`a", "<p>`a</p>"),
-    ("escapes", r"\*a\* \[b\] \\", r"<p>*a* [b] \</p>"),
+    ("escapes", r"\*a\* \_b\_ \\", r"<p>*a* _b_ \</p>"),
     ("entities", "&lt;b&gt; &amp; &#65; &#x41; &unknown;", "<p>&lt;b&gt; &amp; A A &amp;unknown;</p>"),
     ("markup is text", "<b>x</b>", "<p>&lt;b&gt;x&lt;/b&gt;</p>"),
     ("the break tag", "a<br>b<br/>c", "<p>a<br>b<br>c</p>"),
@@ -171,6 +171,8 @@ def test_fences_hold_code_as_it_is(run: Callable[..., Any]) -> None:
 
 
 PATHOLOGICAL = {
+    "math": "\\(\\[$$ " * 14_000,
+    "math lines": "$$\n\\[x\n" * 14_000,
     "stars": "*" * 100_000,
     "spaced stars": "*a " * 33_000,
     "star and word": "a**b" + "c* " * 33_000,
@@ -232,11 +234,12 @@ def test_pathological_text_is_rendered_in_linear_time_and_bounded_depth(run: Cal
     """
     got = run(script, PATHOLOGICAL[name])
     assert got["depth"] < 64
-    assert got["nodes"] <= len(PATHOLOGICAL[name]) + 16
+    assert got["nodes"] <= 1.5 * len(PATHOLOGICAL[name]) + 16
 
 
 FRAGMENTS = [
     *("word", " ", "  ", "\n", "\n\n", "\t", "*", "**", "_", "`", "```", "~~", "~~~", "[", "](", ")", "<", ">", "> "),
+    *("$$", "$$\n", "\\(", "\\)", "\\[", "\\]"),
     *("- ", "* ", "1. ", "2) ", "  - ", "    ", "# ", "## ", "---", "===", "| a | b |", "\n|---|---|\n", "| 1 | 2 |"),
     *("\n```python\n", "\n```\n", "x = 'y'\n", "/* ", "[l](https://a.example)", "![i](https://a.example/i.png)"),
     *("#", "|", "|-", "-", "=", "1", ".", "+", "word\n#", "word\n| a |\n|-"),

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, memory_bytes
 from ingot.engine.engine import ModelEngine
-from ingot.engine.loading.language_model import MemoryShare, start_engine
+from ingot.engine.loading.language_model import MemoryShare, make_vision_memory, start_engine
 from ingot.engine.loading.model_files import find_model_files
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
@@ -29,7 +29,7 @@ from ingot.kernels.memory import release_unused_memory
 from ingot.models.files.gguf_files import weight_bytes, weight_files
 from ingot.models.files.locate import CHAT_KIND, ModelFolder, model_kind_in
 from ingot.models.files.progress import Progress, no_progress
-from ingot.models.memory_needs import MemoryNeeds, memory_needs
+from ingot.models.memory_needs import MemoryNeeds, largest_image_needs, memory_needs
 from ingot.process import find_malloc_trim
 from ingot.quantities import format_bytes
 
@@ -105,7 +105,16 @@ class BlockingModelLoader:
         own = needs[0]
         kv = self._memory // KV_SHARE if own is None else self._kv_bytes(own, entry.settings.context)
         aside = TRANSIENT_SHARE + REWIND_SHARE
-        return min(weights + LEAST_TRANSIENT_BYTES + int(kv / (1 - aside)), max(self._memory, weights))
+        vision = self._vision_bytes(entry, folders[0], weights)
+        wanted = weights + vision + LEAST_TRANSIENT_BYTES + int(kv / (1 - aside))
+        return min(wanted, max(self._memory, weights))
+
+    def _vision_bytes(self, entry: ModelEntry, folder: ModelFolder, weights: int) -> int:
+        """As much as the model would have for vision if it were the only one."""
+        if entry.settings.text_only:
+            return 0
+        largest = self._loop.run(partial(largest_image_needs, folder.path, self._device))
+        return 0 if largest is None else make_vision_memory(largest, self._memory - weights).total
 
     def _claim_by_kind(self, entry: ModelEntry, folder: ModelFolder) -> int:
         needs = _load_reference("ingot.models", KINDS[entry.kind].needs)
@@ -159,13 +168,14 @@ class BlockingModelLoader:
             return cast("ModelEngine", start(entry.settings, folder, found.claim, self._loop, between))
         # Where ranks share the model, the budget is what they agree on.
         main = self._has_main_model
+        seen_of = self._memory if entry.settings.memory is None else None
         return start_engine(
             entry.settings,
             found.folder.path,
             name=entry.name,
             source=found.folder.source,
             further=found.further,
-            share=None if main else MemoryShare(found.claim, self._memory),
+            share=None if main else MemoryShare(found.claim, self._memory, seen_of),
             reserved=self._memory - found.claim if main else 0,
             loop=self._loop,
             between=between,

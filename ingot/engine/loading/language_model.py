@@ -46,7 +46,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CompilationStats, compilation_stats
 from ingot.media import bounds
 from ingot.media.image_processors import read_processor
-from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor, Size
+from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor
 from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
 from ingot.models.cache_key import open_disk_cache
@@ -55,8 +55,14 @@ from ingot.models.files import packaged
 from ingot.models.files.gguf_files import weight_bytes
 from ingot.models.files.locate import ModelFolder
 from ingot.models.kv_codec import with_kv_codec
-from ingot.models.vision.loading import has_vision_tower, require_vision, warm_up_vision_tower
-from ingot.models.vision.tower import VisionTower
+from ingot.models.vision.loading import (
+    LARGEST_IMAGE,
+    has_vision_tower,
+    largest_image_needs,
+    require_vision,
+    warm_up_vision_tower,
+)
+from ingot.models.vision.tower import EncodingBytes, VisionTower
 from ingot.quantities import counted, format_bytes
 from ingot.text.input_files import read_generation_config
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -68,10 +74,12 @@ SHORTEST_CONTEXT = 512
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """Bytes that a model may have, and those that all models may have together."""
+    """Bytes that a model may have, and those that all models may have together. `vision` are those of which vision
+    takes its part, where that is not the model's own share."""
 
     own: int
     all: int
+    vision: int | None = None
 
 
 def start_engine(
@@ -128,7 +136,8 @@ def load_language_model(
     target = load_target(settings, named, further, here, joined, total, with_vision=vision.with_vision)
     adapter, weights = target.adapter, target.weights
     context = _wanted_context(settings, adapter.context)
-    vision_encoder = vision.vision_encoder(adapter.tower, total - weights)
+    seen_of = total if share.vision is None else share.vision
+    vision_encoder = vision.vision_encoder(adapter.tower, seen_of - weights)
     apart = 0 if vision_encoder is None else vision_encoder.memory.total
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
@@ -393,8 +402,6 @@ REFUSED_FAMILIES = dict.fromkeys(
 """By model_type, families that nothing can be done for."""
 LEAST_DECODING_BYTES = 320 << 20
 """Enough for a large photograph, a page or a video, where that is no more than a quarter of what is free."""
-LARGEST_IMAGE = Size(16_384, 16_384)
-"""Larger than any image that a model is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +446,8 @@ class VisionSupport:
         if tower is None or self.processor is None:
             return None
         warm_up_vision_tower(tower, self.processor)
-        return VisionEncoder(tower, make_vision_memory(tower, self.processor, free))
+        memory = make_vision_memory(largest_image_needs(tower, self.processor), free)
+        return VisionEncoder(tower, memory, self.processor)
 
     def refuse(self, vision_encoder: VisionEncoder | None, widest: int) -> None:
         """Raises ConfigError where an image has more tokens than the `widest` forward pass, and all of them have to be
@@ -460,11 +468,10 @@ def decoding_memory(free: int) -> int:
     return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
 
 
-def make_vision_memory(tower: VisionTower, processor: MediaProcessor, free: int) -> VisionMemory:
-    """Enough for the largest image that the model is shown, if that is no more than a share of what is free; half of
+def make_vision_memory(largest: EncodingBytes, free: int) -> VisionMemory:
+    """Enough for the `largest` image that the model is shown, if that is no more than a share of what is free; half of
     it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
     own."""
-    largest = tower.needs(processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()))
     most = int(free * VISION_SHARE)
     work = min(2 * (largest.pixels + largest.work), most // 2)
     features = min(max(8 * largest.features, work), most // 2)

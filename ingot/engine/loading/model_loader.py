@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from ingot.config import ModelEntry, Settings, served_name, with_name
 from ingot.engine.loop import engine_loop
-from ingot.engine.status import Health
+from ingot.engine.status import Health, StatedFacts
+from ingot.errors import IngotError
 from ingot.kernels import device
+from ingot.models.files.folder_checks import stated_context
+from ingot.models.files.locate import CHAT_KIND, config_or_empty, has_vision, local_model_folder
 from ingot.models.files.progress import Progress, TerminalProgress
 from ingot.observe.steps import reporting_steps
 
@@ -58,6 +61,7 @@ class ModelLoader:
         """`entries` are the models of the server. Raises ConfigError."""
         self._settings, self._entries = settings, entries
         self._found: dict[str, FoundModel] = {}
+        self._stated: dict[str, StatedFacts] = {}
         self.loop = engine_loop()
         self.loop.start()
         self._device = self.loop.run(device.current_device)
@@ -123,6 +127,17 @@ class ModelLoader:
         with reporting_steps(show_step):
             return self._loading.load(entry, found, show_share)
 
+    def stated(self, entry: ModelEntry) -> StatedFacts | None:
+        """What the files of a chat model say of it; None where they are not here. Reads a few small files, once."""
+        if entry.kind != CHAT_KIND:
+            return None
+        if entry.name not in self._stated:
+            facts = _stated_facts(entry)
+            if facts is None:
+                return None
+            self._stated[entry.name] = facts
+        return self._stated[entry.name]
+
     async def measure(self, entry: ModelEntry) -> int:
         """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
         IngotError."""
@@ -143,6 +158,28 @@ class ModelLoader:
             if sys.stderr.isatty():  # the log says why, and when it is done
                 progress(f"unloading {engine.card.name}")
             await asyncio.to_thread(self._loading.unload, engine)
+
+
+def _stated_facts(entry: ModelEntry) -> StatedFacts | None:
+    from ingot.media.image_processors import read_processor
+    from ingot.text.tokenizer.tokenizer import chat_template_source
+    from ingot.text.tool_formats.registry import find_format
+
+    folder = local_model_folder(entry.path, entry.settings)
+    if folder is None or not (config := config_or_empty(folder)):
+        return None
+    try:
+        context = stated_context(config)
+        processor = read_processor(folder) if has_vision(entry.path, entry.settings) else None
+        found = find_format(chat_template_source(folder), str(config.get("model_type"))).format
+    except IngotError:  # which its load will report
+        return None
+    return StatedFacts(
+        min(context, entry.settings.context or context),
+        () if processor is None else tuple(processor.placeholders),
+        found.name,
+        None if found.thinking is None else found.thinking.name,
+    )
 
 
 def _blocking_loader_class() -> type[BlockingModelLoader]:

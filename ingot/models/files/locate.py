@@ -185,7 +185,7 @@ def model_kind(name: str, settings: Settings) -> str:
 
 def model_kind_in(folder: Path) -> str:
     """Of a model folder; chat where its files do not say: loading reports what is wrong."""
-    config = _config_or_empty(folder)
+    config = config_or_empty(folder)
     if config.get("model_type") == "whisper":
         return "audio"
     if "istftnet" in config:  # of Kokoro
@@ -212,7 +212,7 @@ def has_vision(name: str, settings: Settings) -> bool:
 
     if folder is None and (named := find_named_model(name)) is not None:  # so that it is said before it is fetched
         return not settings.text_only and "vision" in named.tasks and named.family in PROCESSORS
-    config = {} if folder is None else _config_or_empty(folder)
+    config = {} if folder is None else config_or_empty(folder)
     if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
         return False
     return config.get("model_type") in PROCESSORS
@@ -234,7 +234,7 @@ def local_model_folder(name: str, settings: Settings) -> Path | None:
     return None if stored is None else stored.path
 
 
-def _config_or_empty(folder: Path) -> dict[str, Any]:
+def config_or_empty(folder: Path) -> dict[str, Any]:
     try:
         read = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -23,7 +23,7 @@ from ingot.errors import ConfigError, ModelError
 from ingot.extras import require_extra
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.media.image_processors import ProcessorFiles
+from ingot.media.image_processors import ProcessorFiles, read_processor
 from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View
 from ingot.media.items import MediaItem
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
@@ -32,7 +32,7 @@ from ingot.models.layers.mlp import swap_gated_mlps
 from ingot.models.layers.norms import swap_gelus, swap_norms
 from ingot.models.precision import settle_precision
 from ingot.models.vision import clip_towers, qwen, siglip_towers
-from ingot.models.vision.tower import LanguagePart, VisionTower
+from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
 
@@ -57,6 +57,24 @@ def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtyp
             swap_tower_modules(part)
         mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
+
+
+LARGEST_IMAGE: Final = Size(16_384, 16_384)
+"""Larger than any image that a model is shown."""
+
+
+def largest_image_needs(tower: VisionTower, processor: MediaProcessor) -> EncodingBytes:
+    return tower.needs(processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()))
+
+
+def unloaded_tower_needs(folder: Path, config: dict[str, Any], device: Device) -> EncodingBytes | None:
+    """What the largest image takes of a tower whose weights are not read; None where its processor is unknown. Raises
+    ModelError where mlx-vlm is missing."""
+    family = VISION_FAMILIES[config["model_type"]]
+    if (processor := read_processor(folder)) is None:
+        return None
+    tower = family.make(_load_tower_weights(folder, config, family), config, ProcessorFiles.read(folder), device)
+    return largest_image_needs(tower, processor)
 
 
 def unloaded_tower_parts(folder: Path, config: dict[str, Any]) -> list[nn.Module]:

@@ -9,14 +9,16 @@ from typing import Any, Final, get_args
 
 from ingot.errors import BadRequest
 from ingot.media.images import ImageFile
-from ingot.media.items import RequestImage, RequestMedia, RequestPdf
+from ingot.media.items import RequestImage, RequestMedia, RequestPdf, RequestVideo
 from ingot.media.layout import ImageLayoutOptions
 from ingot.media.pdf import PdfFile
+from ingot.media.video import Video
 from ingot.protocol.chat.ask import ABOUT_ARGUMENTS, ABOUT_ROLE, custom_input_as_arguments, tool_call_dict
 from ingot.protocol.chat.media import (
     BASE64_PDF,
     IMAGE_URL,
     PDF_URL,
+    VIDEO_URL,
     MediaPartKind,
     MessageListKind,
     OmittedMedia,
@@ -89,6 +91,16 @@ class InputImage:
 
 
 @dataclass(frozen=True, slots=True)
+class InputVideo:
+    type: str = requires(OneOf(("input_video",)), ABOUT_PART)
+    video_url: Video = requires(VIDEO_URL, "The video, as a data URL.")
+
+    @property
+    def medium(self) -> RequestMedia:
+        return RequestVideo(self.video_url)
+
+
+@dataclass(frozen=True, slots=True)
 class InputFile:
     type: str = requires(OneOf(("input_file",)), ABOUT_PART)
     file_data: PdfFile | None = accepts(BASE64_PDF, "A PDF, as a data URL or in base64. Its pages become images.")
@@ -110,12 +122,15 @@ ONE_FILE: Final = (
 )
 INPUT_MEDIA: Final = {
     "input_image": MediaPartKind("image", ObjectOf(InputImage)),
+    "input_video": MediaPartKind("video", ObjectOf(InputVideo)),
     "input_file": MediaPartKind("file", ObjectOf(InputFile, rules=ONE_FILE)),
     "input_audio": MediaPartKind("audio", ObjectOf(ChatAudioPart)),
 }
-InputContentPart = InputText | OutputTextInput | RefusalInput | InputImage | InputFile | ChatAudioPart | OmittedMedia
+InputContentPart = (
+    InputText | OutputTextInput | RefusalInput | InputImage | InputVideo | InputFile | ChatAudioPart | OmittedMedia
+)
 INPUT_CONTENT = text_or(tagged("type", InputText, OutputTextInput, RefusalInput, media=INPUT_MEDIA))
-ToolResultPart = InputText | InputImage | InputFile | ChatAudioPart | OmittedMedia
+ToolResultPart = InputText | InputImage | InputVideo | InputFile | ChatAudioPart | OmittedMedia
 TOOL_RESULT_CONTENT = text_or(tagged("type", InputText, media=INPUT_MEDIA))
 
 
@@ -389,7 +404,7 @@ class InputConversation:
 def template_parts(content: str | tuple[InputContentPart, ...]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    media = (InputImage, InputFile)
+    media = (InputImage, InputVideo, InputFile)
     return template_content([part.medium if isinstance(part, media) else part.text for part in content]) or []
 
 
@@ -397,8 +412,10 @@ def text_of_content(content: str | tuple[InputContentPart, ...]) -> str:
     """An assistant's text; its messages have no media."""
     if isinstance(content, str):
         return content
-    names = {InputImage: "image", InputFile: "file"}
+    names = {InputImage: "image", InputVideo: "video", InputFile: "file"}
     return "".join(
-        OmittedMedia(names[type(part)], supported=True).text if isinstance(part, InputImage | InputFile) else part.text
+        OmittedMedia(names[type(part)], supported=True).text
+        if isinstance(part, InputImage | InputVideo | InputFile)
+        else part.text
         for part in content
     )

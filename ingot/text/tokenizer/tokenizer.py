@@ -216,6 +216,12 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     return dict(stated) | {name: _read_text(path) for name, path in files.items()}
 
 
+def chat_template_source(folder: Path) -> str | None:
+    """The model's main chat template, without its tokenizer. Raises ModelError."""
+    sources = _template_sources(folder, read_json_object(folder / "tokenizer_config.json"))
+    return sources.get("default") or next(iter(sources.values()), None)
+
+
 def _chat_template(sources: Mapping[str, str], named: Mapping[str, str]) -> ChatTemplate | None:
     if not sources:
         return None

@@ -3,11 +3,23 @@
 import { readEvents } from './sse.js';
 
 const KEY = 'ingot.key';
+const LAST = new Set(['response.completed', 'response.incomplete', 'response.failed']);
+const LOST = 'connection_lost';
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = null, retryAfter = null } = {}) {
+  constructor(message, { status = 0, code = null, retryAfter = null, param = null } = {}) {
     super(message);
-    Object.assign(this, { name: 'ApiError', status, code, retryAfter });
+    Object.assign(this, { name: 'ApiError', status, code, retryAfter, param });
+  }
+
+  // The answer may go on without this page having heard of it.
+  get isLost() {
+    return this.status === 0 || this.code === LOST;
+  }
+
+  // The server stores no responses, or not now.
+  get isAboutStoring() {
+    return ['store', 'background'].includes(this.param) || (this.status === 503 && this.message.includes('store: false'));
   }
 }
 
@@ -15,6 +27,8 @@ export class ApiError extends Error {
 export class Api {
   constructor(askForKey) {
     this.askForKey = askForKey;
+    this.mayStore = true; // until the server says that it stores no responses
+    this.isRated = false; // whether the key has so many requests a minute
   }
 
   // The key lives as long as the tab and is never written to disk by the page.
@@ -32,25 +46,50 @@ export class Api {
     return body.data ?? [];
   }
 
-  // Yields the chunks of one streamed answer; returns after the last, throws if the stream ends before it.
-  async *chat(body, signal) {
-    const response = await this.#request('v1/chat/completions', {
-      method: 'POST',
-      headers: { 'Content-Type': 'application/json' },
-      body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+  // Yields the events of one answer; returns after the last, throws a `lost` ApiError if the stream ends before it. In
+  // the background it goes on without this page, where the server stores responses.
+  async *respond(body, { background, signal }) {
+    const kept = background ? { background: true, store: true } : { store: false };
+    yield* this.#events(
+      await this.#request('v1/responses', {
+        method: 'POST',
+        headers: { 'Content-Type': 'application/json' },
+        body: JSON.stringify({ ...body, ...kept, stream: true }),
+        signal,
+      }),
       signal,
-    });
+    );
+  }
+
+  // Yields the events of an answer in the background, from behind the one of this number.
+  async *resume(id, after, signal) {
+    const query = after === null ? '' : `&starting_after=${after}`;
+    yield* this.#events(await this.#request(`${responsePath(id)}?stream=true${query}`, { signal }), signal);
+  }
+
+  // A response as a whole.
+  async response(id, signal) {
+    return (await this.#request(responsePath(id), { signal })).json();
+  }
+
+  // Ends a response that is under way, and deletes what the server stores of it. One that is not there is no error.
+  async discard(id) {
     try {
-      for await (const { event, data } of readEvents(response.body)) {
-        if (data === '[DONE]') return;
-        const chunk = decode(data);
-        if (chunk.error || event === 'error') throw errorFrom(chunk.error ?? chunk, { status: response.status });
-        yield chunk;
-      }
+      await this.#request(responsePath(id), { method: 'DELETE', keepalive: true }, { ask: false });
     } catch (error) {
-      if (error instanceof ApiError || signal.aborted) throw error;
+      if (error.status !== 404) throw error;
     }
-    throw new ApiError('The connection closed before the answer was complete.');
+  }
+
+  // The text of a short answer that nobody waits for.
+  async complete(body, signal) {
+    const response = await this.#request(
+      'v1/responses',
+      { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ ...body, store: false }), signal },
+      { ask: false },
+    );
+    const { output = [] } = await response.json();
+    return output.flatMap(({ type, content }) => (type === 'message' ? content.map(({ text }) => text) : [])).join('');
   }
 
   // The transcript of a recording.
@@ -110,6 +149,22 @@ export class Api {
     return { ...body, ready: response.ok };
   }
 
+  async *#events(response, signal) {
+    try {
+      for await (const { event, data } of readEvents(response.body)) {
+        const fields = decode(data);
+        if (event === 'error' || fields.type === 'error' || (fields.error && !fields.type)) {
+          throw errorFrom(fields.error ?? fields, { status: fields.error?.status ?? response.status });
+        }
+        yield fields;
+        if (LAST.has(fields.type)) return;
+      }
+    } catch (error) {
+      if (error instanceof ApiError || signal?.aborted) throw error;
+    }
+    throw new ApiError('The connection closed before the answer was complete.', { code: LOST });
+  }
+
   get #credentials() {
     return this.key ? { Authorization: `Bearer ${this.key}` } : {};
   }
@@ -118,11 +173,16 @@ export class Api {
     for (let wasRefused = false; ; wasRefused = true) {
       const headers = { ...init.headers, ...this.#credentials };
       const response = await reach(path, { ...init, headers });
+      this.isRated ||= response.headers.has('x-ratelimit-limit-requests');
       if (response.ok) return response;
       const error = await refusal(response);
       if (error.status !== 401 || !ask || !(await this.askForKey(wasRefused || Boolean(this.key)))) throw error;
     }
   }
+}
+
+function responsePath(id) {
+  return `v1/responses/${encodeURIComponent(id)}`;
 }
 
 async function reach(path, init) {
@@ -150,6 +210,7 @@ function errorFrom(error, facts) {
   return new ApiError(String(message ?? 'The server reported an error without saying which.'), {
     ...facts,
     code: error.code ?? error.type ?? null,
+    param: error.param ?? null,
   });
 }
 

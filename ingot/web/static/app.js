@@ -1,4 +1,4 @@
-// Puts the page together: which part listens to which.
+// Puts the page together: one state, what changes it, and the panes that are drawn from it.
 
 import { Api } from './api.js';
 import { Chat } from './chat.js';
@@ -9,10 +9,15 @@ import { KeyDialog } from './keydialog.js';
 import { Layout } from './layout.js';
 import { Models } from './models.js';
 import { notify } from './notice.js';
+import { Picker } from './picker.js';
+import { Presets } from './presets.js';
 import { Settings } from './settings.js';
 import { Sidebar } from './sidebar.js';
 import { Speaker } from './speaker.js';
-import { Store } from './store.js';
+import { State } from './state.js';
+import { newConversation, openStore } from './store.js';
+import { ThinkingChoice } from './thinking.js';
+import { Titles } from './titles.js';
 import { Transcript } from './transcript.js';
 import { welcome } from './welcome.js';
 
@@ -23,15 +28,28 @@ const api = new Api(async (wasRefused) => {
   find('key').value = api.key;
   return Boolean(key);
 });
-const models = new Models(api);
+const state = new State();
+state.current = newConversation();
+const models = new Models(api, state);
 const layout = new Layout(new EngineView(api));
-const store = new Store(() => notify('The browser’s storage is full: this conversation is not being saved.'));
-const settings = new Settings(api, {
+const store = await openStore(() => notify('This browser has no room left, or stores nothing: what comes now is not saved.'));
+const settings = new Settings(api, state, models, {
   onSystem: (text) => chat.setSystem(text),
-  onKey: () => connect(),
+  onKey: () => models.load(),
   reveal: () => layout.openPanel('settings'),
 });
-const chat = new Chat({ api, store, settings, models });
+const titles = new Titles(api, models);
+const thinking = new ThinkingChoice(state, models);
+const chat = new Chat({ api, state, store, settings, models, thinking, titles });
+new Presets({
+  use: ({ system, sampling }) => {
+    chat.setSystem(system);
+    settings.use(sampling);
+  },
+  current: () => ({ system: chat.current.system, sampling: settings.sampling() }),
+});
+find('titles').checked = titles.isOn;
+find('titles').addEventListener('change', ({ target }) => (titles.isOn = target.checked));
 
 // The button that was used goes away with its message, so the focus goes where the next words are written.
 const thenFocus = (action) => (...details) => {
@@ -40,6 +58,7 @@ const thenFocus = (action) => (...details) => {
 };
 const speaker = new Speaker(api, models);
 const transcript = new Transcript(
+  state,
   {
     edit: thenFocus((message, text) => chat.edit(message, text)),
     retry: thenFocus((message) => chat.retry(message)),
@@ -47,42 +66,29 @@ const transcript = new Transcript(
       speaker.stop();
       chat.remove(message);
     }),
+    branch: thenFocus((message) => chat.branch(message)),
+    show: (message) => chat.show(message),
+    url: (medium) => store.url(medium),
     speaker,
   },
   () => welcome(models),
 );
+const composer = new Composer({ api, state, store, chat, models, transcript });
+new Picker(state, models);
+new Sidebar(state, chat, () => layout.closeSidebarIfOver());
 chat.attach(transcript);
-const composer = new Composer(api, chat, models, transcript);
-new Sidebar(chat, () => layout.closeSidebarIfOver());
 
-const showSystem = () => settings.showSystem(chat.current.system);
-chat.addEventListener('change', showSystem);
-showSystem();
-
-async function connect() {
-  await models.load();
-  settings.recommend(models.card?.default_sampling_params);
-  transcript.refresh();
-  transcript.offer();
-  composer.attachments.draw();
-  composer.dictation.draw();
-  composer.draw();
-}
-
-// A server that was away, or wanted a key, may be there now.
-chat.addEventListener('change', () => models.error && !chat.isAnswering && chat.lastSucceeded && connect());
-addEventListener('focus', () => models.error?.status === 0 && connect());
-
+// A server that was away may be there now.
+addEventListener('focus', () => models.error?.status === 0 && models.load());
 addEventListener('keydown', (event) => {
-  if (event.key !== 'Escape' || event.defaultPrevented || document.querySelector('dialog[open]')) return;
+  if (event.key !== 'Escape' || event.defaultPrevented || document.querySelector('dialog[open], [popover]:popover-open')) return;
   if (chat.isAnswering) chat.stop();
   else layout.dismiss();
 });
-addEventListener('storage', (event) => chat.follow(event));
-addEventListener('pagehide', () => {
-  speaker.stop();
-  chat.leave();
-});
+addEventListener('pagehide', () => speaker.stop());
+
+// Installed as an app, the page opens without its server. Browsers have service workers on secure origins only.
+navigator.serviceWorker?.register('worker.js').catch(() => {});
 
 composer.focus();
-await connect();
+await models.load();

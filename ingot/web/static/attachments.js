@@ -1,75 +1,93 @@
-// Images and videos for the next message: picked, pasted or dropped. Offered where the model takes them.
+// Files for the next message: picked, taken by a phone's camera, pasted or dropped; several at once.
 
 import { announce } from './announce.js';
 import { element, find, iconButton } from './element.js';
-import { kindOf, mediumOf, mediumView } from './media.js';
+import { mediumOf, mediumView, wordOf } from './media.js';
 import { notify } from './notice.js';
 
-// Fires `change` when one was added or removed.
-export class Attachments extends EventTarget {
-  constructor(models, field) {
-    super();
-    this.models = models;
+export class Attachments {
+  // `changed` is called when a file was added or removed.
+  constructor(models, field, changed) {
+    Object.assign(this, { models, changed });
     this.list = [];
     this.tray = find('attachments');
-    this.button = find('attach');
     const picker = find('attach-files');
-    this.button.addEventListener('click', () => picker.click());
+    find('attach').addEventListener('click', () => picker.click());
     picker.addEventListener('change', async () => {
       await this.add(picker.files);
       picker.value = ''; // so that the same file can be picked again
       field.focus();
     });
     field.addEventListener('paste', (event) => this.#receive(event, event.clipboardData));
-    addEventListener('dragover', (event) => event.dataTransfer.types.includes('Files') && event.preventDefault());
+    addEventListener('dragover', (event) => this.#hover(event));
+    addEventListener('dragleave', ({ relatedTarget }) => relatedTarget ?? this.#mark(false));
     addEventListener('drop', (event) => this.#receive(event, event.dataTransfer));
-    this.draw();
   }
 
   async add(files) {
+    const refused = [];
     for (const file of files) {
-      if (!this.models.takes(kindOf(file))) {
-        notify(`${this.models.chosen} does not take ${file.name}.`);
-        continue;
-      }
       try {
-        this.list.push(await mediumOf(file));
-        announce(`${file.name} added.`);
+        const medium = await mediumOf(file);
+        if (this.models.takes(medium.kind)) this.#keep(medium);
+        else refused.push(this.#why(medium));
       } catch (error) {
-        notify(error.message);
+        refused.push(error.message);
       }
     }
-    this.#changed();
+    if (refused.length > 0) notify(refused.join(' '));
+    this.#redraw();
   }
 
   clear() {
     this.list = [];
-    this.#changed();
+    this.#redraw();
   }
 
-  draw() {
-    this.button.hidden = !this.models.takes('image');
+  #keep(medium) {
+    this.list.push({ ...medium, size: medium.blob.size, url: URL.createObjectURL(medium.blob) });
+    announce(`${medium.name} added.`);
+  }
+
+  // What the model does not take, and what would.
+  #why({ kind, name }) {
+    const { chosen } = this.models;
+    if (kind === 'audio') return `${name}: audio needs a speech-to-text model. Start the server with --audio-model.`;
+    const takers = this.models.takers(kind);
+    const advice = takers.length > 0 ? `These do: ${takers.join(', ')}.` : 'No model of this server does; one with a vision tower would.';
+    return `${chosen} does not take ${name}: it reads no ${wordOf(kind)}. ${advice}`;
+  }
+
+  #redraw() {
     this.tray.hidden = this.list.length === 0;
     this.tray.replaceChildren(...this.list.map((medium) => this.#chip(medium)));
+    this.changed();
   }
 
   #chip(medium) {
     const drop = () => {
       this.list = this.list.filter((each) => each !== medium);
-      this.#changed();
+      URL.revokeObjectURL(medium.url);
+      this.#redraw();
     };
-    return element('li', {}, mediumView(medium), iconButton('close', `Remove ${medium.name}`, drop));
+    return element('li', {}, mediumView(medium, Promise.resolve(medium.url)), iconButton('close', `Remove ${medium.name}`, drop));
+  }
+
+  #hover(event) {
+    if (!event.dataTransfer?.types.includes('Files')) return;
+    event.preventDefault();
+    this.#mark(true);
+  }
+
+  #mark(isOver) {
+    find('composer').classList.toggle('over', isOver);
   }
 
   // The field itself handles pasted and dropped text.
   #receive(event, data) {
+    this.#mark(false);
     if (!data?.files.length) return;
     event.preventDefault();
     this.add([...data.files]);
-  }
-
-  #changed() {
-    this.draw();
-    this.dispatchEvent(new Event('change'));
   }
 }

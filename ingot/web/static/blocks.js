@@ -16,6 +16,7 @@ const MARKER = /^([ \t]*)([-+*]|(\d{1,9})([.)]))([ \t]+|$)/;
 const UNDERLINE = /^[ \t]*(={2,}|-{3,})[ \t]*$/;
 const DELIMITER_ROW = /^[ \t\r|:-]+$/;
 const DELIMITER_CELL = /^:?-+:?$/;
+const MATH = /^[ \t]*(?:(\$\$)|\\\[)/;
 const TASK = /^\[([ xX])\][ \t]+/;
 
 export function parseBlocks(lines, depth = 0) {
@@ -27,6 +28,7 @@ export function parseBlocks(lines, depth = 0) {
     }
     const block =
       readFence(lines, at) ??
+      readMath(lines, at) ??
       readHeading(lines, at) ??
       readRule(lines, at) ??
       readQuote(lines, at, depth) ??
@@ -64,6 +66,32 @@ function fence(line) {
 function closes(open, line) {
   const text = line.trim();
   return text.length >= open.mark.length && isRunOf(text, open.mark[0]);
+}
+
+// Displayed math, up to its end or a blank line. What never ends is shown as it was written.
+function readMath(lines, at) {
+  const close = mathClose(lines[at]);
+  if (!close) return null;
+  const tex = [];
+  let rest = lines[at].trim().slice(2);
+  for (let end = at + 1; ; end += 1) {
+    const isLast = rest.trimEnd().endsWith(close);
+    tex.push(isLast ? rest.trimEnd().slice(0, -2) : rest);
+    const source = () => lines.slice(at, end).join('\n');
+    if (isLast) return { type: 'math', tex: tex.join('\n').trim(), source: source(), end };
+    if (end === lines.length || isBlank(lines[end])) return { type: 'math', tex: null, source: source(), end };
+    rest = lines[end];
+  }
+}
+
+// What ends the displayed math that this line begins; null where it begins none, or text follows on the same line.
+function mathClose(line) {
+  const open = MATH.exec(line);
+  if (!open) return null;
+  const close = open[1] ?? '\\]';
+  const inside = line.trim().slice(2);
+  const at = inside.indexOf(close);
+  return at < 0 || (at === inside.length - 2 && at > 0) ? close : null;
 }
 
 function readHeading(lines, at) {
@@ -209,7 +237,7 @@ function readParagraph(lines, at, depth) {
 
 // Whether a line ends the paragraph above it. "1986. A good year" inside a sentence does not.
 function startsBlock(line, depth) {
-  if (fence(line) || HEADING.test(line) || isRule(line)) return true;
+  if (fence(line) || HEADING.test(line) || isRule(line) || mathClose(line)) return true;
   if (depth >= MAX_DEPTH) return false;
   if (QUOTE.test(line)) return true;
   const mark = marker(line);

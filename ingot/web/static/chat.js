@@ -1,68 +1,64 @@
-// The conversation's logic: what sending, editing, retrying and deleting do. Several conversations may be
-// answered at once; each answer writes to its own, whichever is on screen.
+// The conversation's logic: what sending, editing, retrying and deleting do. Several conversations may be answered at
+// once; each answer writes to its own, whichever is on screen. Answers go on in the server when the page is left, and
+// are taken up again when it is opened; the server stores one only until the page has all of it.
 
 import { announce } from './announce.js';
 import { Answer } from './answer.js';
-import { withMedia } from './media.js';
+import { contentOf } from './media.js';
 import { notify } from './notice.js';
-import { answerMessage, userMessage } from './store.js';
+import { answerMessage, branchOf, newConversation, userMessage } from './store.js';
+import { append, parentOf, remove, show, thread } from './thread.js';
 
 const SAVE_EVERY_MS = 1000;
 const CURRENT = 'ingot.current';
-const SYSTEM = 'ingot.system';
 
-// Fires `change` when the list of conversations, the current one or an answer's start and end changed.
-export class Chat extends EventTarget {
-  constructor({ api, store, settings, models }) {
-    super();
-    Object.assign(this, { api, store, settings, models });
-    this.answers = new Map();
+export class Chat {
+  constructor({ api, state, store, settings, models, thinking, titles }) {
+    Object.assign(this, { api, state, store, settings, models, thinking, titles });
     // A reload stays where it was; a new tab starts afresh.
-    this.current = store.conversations.get(sessionStorage.getItem(CURRENT)) ?? this.#fresh();
+    state.current = store.conversations.get(sessionStorage.getItem(CURRENT)) ?? newConversation();
+    for (const { messages } of store.list()) for (const message of messages) if (isGone(message)) message.state = 'stopped';
+    store.follow((id) => this.#follow(id));
   }
 
   attach(transcript) {
     this.transcript = transcript;
-    transcript.show(this.current);
+    this.#takeUp();
+  }
+
+  get current() {
+    return this.state.current;
   }
 
   get isAnswering() {
-    return this.answers.has(this.current.id);
-  }
-
-  get lastSucceeded() {
-    return this.current.messages.at(-1)?.state === 'done';
+    return this.state.answers.has(this.current.id);
   }
 
   open(conversation) {
-    this.current = conversation;
     sessionStorage.setItem(CURRENT, conversation.id);
-    this.transcript.show(conversation);
-    this.#changed();
+    this.state.change({ current: conversation });
   }
 
   start() {
-    this.open(this.#fresh());
+    this.open(newConversation());
   }
 
   setSystem(text) {
     this.current.system = text;
-    localStorage.setItem(SYSTEM, text);
-    this.store.save(this.current, { touch: false });
-    this.transcript.refresh();
+    this.#saved(this.current, { touch: false });
   }
 
   rename(conversation, title) {
     Object.assign(conversation, { title, named: true });
-    this.store.save(conversation, { touch: false });
-    this.#changed();
+    this.#saved(conversation, { touch: false });
   }
 
   discard(conversation) {
-    this.answers.get(conversation.id)?.stop();
+    this.state.answers.get(conversation.id)?.stop();
+    this.#forget(conversation.messages);
     this.store.remove(conversation);
-    if (conversation === this.current) this.open(this.store.list()[0] ?? this.#fresh());
-    this.#changed();
+    if (conversation === this.current) this.open(this.store.list()[0] ?? newConversation());
+    this.state.change();
     notify('Conversation deleted.', {
       label: 'Undo',
       run: () => {
@@ -72,129 +68,217 @@ export class Chat extends EventTarget {
     });
   }
 
+  // Sends a message, or lets it wait for the end of the answer under way. Returns whether it took it.
   send(text, media = []) {
-    if (this.isAnswering || (!text.trim() && media.length === 0)) return false;
-    if (!this.settings.isValid()) return false;
-    this.current.messages.push(userMessage(text, media));
-    this.#answer();
+    if ((!text.trim() && media.length === 0) || !this.settings.isValid()) return false;
+    const message = userMessage(text, media);
+    if (this.isAnswering) {
+      this.current.queue = [...(this.current.queue ?? []), message];
+      announce('Queued. It is sent after this answer.');
+      this.#saved(this.current);
+      return true;
+    }
+    append(this.current, message);
+    this.#answer(this.current);
     return true;
   }
 
-  // Replaces a message of the user and everything that came after it.
+  // Takes a message back that waits to be sent.
+  unqueue(message) {
+    this.current.queue = this.current.queue.filter((each) => each !== message);
+    this.#saved(this.current);
+  }
+
+  // Sends what waits, where no answer is under way.
+  sendQueued(conversation = this.current) {
+    const [message, ...others] = conversation.queue ?? [];
+    if (!message || this.state.answers.has(conversation.id)) return;
+    conversation.queue = others;
+    append(conversation, message);
+    this.#answer(conversation);
+  }
+
+  // Another version of a message of the user, with an answer of its own.
   edit(message, text) {
     if (!this.settings.isValid()) return;
     this.stop();
-    this.#truncate(this.#index(message));
-    this.current.messages.push(userMessage(text, message.media));
-    this.#answer();
+    append(this.current, userMessage(text, message.media), parentOf(this.current, message));
+    this.#answer(this.current);
   }
 
-  // Asks again for an answer; what followed it is gone, as it followed from it.
+  // Another version of an answer.
   retry(message) {
     if (!this.settings.isValid()) return;
     this.stop();
-    this.#truncate(this.#index(message));
-    this.#answer();
+    this.#answer(this.current, parentOf(this.current, message));
+  }
+
+  // Shows another version of a message, with what followed that.
+  show(message) {
+    show(this.current, message);
+    this.#saved(this.current, { touch: false });
+  }
+
+  // A conversation of its own that has everything up to this message.
+  branch(message) {
+    const conversation = branchOf(this.current, message);
+    this.store.save(conversation);
+    this.open(conversation);
+    notify('This is a new conversation, with the messages up to there.');
   }
 
   stop() {
-    this.answers.get(this.current.id)?.stop();
+    this.state.answers.get(this.current.id)?.stop();
   }
 
   remove(message) {
     const conversation = this.current;
-    const at = this.#index(message);
-    const answer = this.answers.get(conversation.id);
+    const answer = this.state.answers.get(conversation.id);
     if (answer?.message === message) answer.stop();
-    conversation.messages.splice(at, 1);
+    this.#forget([message]);
+    const restore = remove(conversation, message);
     this.#saved(conversation);
     notify('Message deleted.', {
       label: 'Undo',
       run: () => {
-        conversation.messages.splice(at, 0, message);
+        restore();
         this.#saved(conversation);
       },
     });
   }
 
-  // The page is about to go away: keeps what has arrived, and hangs up before the browser makes it look like a
-  // failure.
-  leave() {
-    for (const answer of this.answers.values()) {
-      answer.stop();
-      this.store.save(answer.conversation);
+  // Deletes what the server still stores of these messages.
+  #forget(messages) {
+    for (const { response } of messages) if (response) this.api.discard(response.id).catch(() => {});
+  }
+
+  // What an earlier visit of the page left under way goes on; what it left in the server is deleted there.
+  #takeUp() {
+    for (const conversation of this.store.list()) {
+      for (const message of conversation.messages) {
+        if (message.state === 'streaming') this.#resume(conversation, message);
+        else if (message.response) this.#tidy(conversation, message);
+      }
     }
   }
 
-  // Another tab changed a conversation.
-  follow(event) {
-    const id = this.store.follow(event);
-    if (id === null || this.answers.has(id)) return;
-    const changed = this.store.conversations.get(id);
-    if (id === this.current.id && changed) this.open(changed);
-    else this.#changed();
+  // One tab at a time reads an answer, so that another one that is open shows what this one saves.
+  #resume({ id }, { id: messageId }) {
+    exclusively(`ingot.answer.${messageId}`, async () => {
+      const conversation = this.store.conversations.get(id);
+      const message = conversation?.messages.find((each) => each.id === messageId);
+      if (message?.state !== 'streaming' || this.state.answers.has(id)) return;
+      const answer = new Answer(this.api, conversation, message);
+      await this.#run(answer, (grow) => answer.resume(grow));
+      this.#goOn(conversation, message);
+    });
   }
 
-  async #answer() {
-    const conversation = this.current;
-    const body = this.#body(conversation);
+  async #answer(conversation, after = undefined) {
     const message = answerMessage();
-    conversation.messages.push(message);
+    append(conversation, message, after);
     const answer = new Answer(this.api, conversation, message);
-    this.answers.get(conversation.id)?.stop();
-    this.answers.set(conversation.id, answer);
+    this.state.answers.get(conversation.id)?.stop();
+    this.state.answers.set(conversation.id, answer);
+    if (conversation === this.current) {
+      sessionStorage.setItem(CURRENT, conversation.id);
+      this.transcript.jump();
+    }
     this.#saved(conversation);
-    sessionStorage.setItem(CURRENT, conversation.id);
-    this.transcript.jump();
     announce('Answering.');
+    await exclusively(`ingot.answer.${message.id}`, () => this.#run(answer, (grow) => this.#ask(answer, grow)));
+    this.#goOn(conversation, message);
+  }
+
+  // What comes after an answer: a title, and the message that waits for its end.
+  #goOn(conversation, message) {
+    if (message.state !== 'done') return;
+    this.titles.suggest(conversation, (title) => this.#saved(Object.assign(conversation, { title, named: true }), { touch: false }));
+    this.sendQueued(conversation);
+  }
+
+  async #ask(answer, grow) {
+    const { conversation, message } = answer;
+    try {
+      const body = await this.#body(conversation, message);
+      if ((this.models.card?.state ?? 'loaded') !== 'loaded') this.models.load(); // and follows how it is loaded
+      await answer.run(body, grow);
+    } catch (error) {
+      Object.assign(message, { state: 'failed', error: { text: error.message, retryAfter: null } });
+    }
+  }
+
+  // Reads an answer to its end.
+  async #run(answer, read) {
+    const { conversation, message } = answer;
+    this.state.answers.set(conversation.id, answer);
+    this.state.change();
     const saving = setInterval(() => this.#keep(answer), SAVE_EVERY_MS);
-    await answer.run(body, () => this.transcript.view(message)?.grow());
+    let known = message.response;
+    await read(() => {
+      this.transcript.view(message)?.grow();
+      if (message.response !== known) this.#keep(answer); // where it can be found again
+      known = message.response;
+    });
     clearInterval(saving);
-    this.#keep(answer);
-    if (this.answers.get(conversation.id) === answer) this.answers.delete(conversation.id);
+    if (this.state.answers.get(conversation.id) === answer) this.state.answers.delete(conversation.id);
+    const kept = this.#keep(answer, { touch: true });
     this.transcript.view(message)?.settle();
-    this.#changed();
+    this.state.change();
+    await kept;
+    this.#tidy(conversation, message);
+    if (message.state === 'done' && (this.models.error || this.models.card?.state)) this.models.load();
+  }
+
+  // The page has all of an answer, or wants no more of it: the server ends it, and stores it no longer.
+  async #tidy(conversation, message) {
+    if (!message.response || message.state === 'streaming') return;
+    if (message.response.isBackground) await this.api.discard(message.response.id).catch(() => {});
+    delete message.response;
+    await this.#keep({ conversation, message });
   }
 
   // A message that was deleted or replaced while its answer was under way is not written back.
-  #keep({ conversation, message }) {
+  async #keep({ conversation, message }, { touch = false } = {}) {
     const isKept = this.store.conversations.get(conversation.id) === conversation;
-    if (isKept && conversation.messages.includes(message)) this.store.save(conversation);
+    if (isKept && conversation.messages.includes(message)) await this.store.save(conversation, { touch });
   }
 
-  #body({ system, messages }) {
-    const history = messages
-      .filter(({ role, content }) => role === 'user' || content !== '')
-      .map(({ role, content, thinking, media }) => ({
-        role,
-        content: withMedia(content, media),
-        ...(thinking && { reasoning_content: thinking }),
-      }));
-    const preface = system.trim() ? [{ role: 'system', content: system.trim() }] : [];
-    return { model: this.models.chosen, messages: [...preface, ...history], ...this.settings.sampling() };
+  async #body(conversation, answer) {
+    const input = [];
+    for (const message of thread(conversation)) {
+      if (message === answer) break;
+      const { role, content, thinking } = message;
+      if (role === 'user') input.push({ role, content: await contentOf(message, (medium) => this.store.file(medium)) });
+      else if (content) {
+        if (thinking) input.push({ type: 'reasoning', summary: [], content: [{ type: 'reasoning_text', text: thinking }] });
+        input.push({ role, content });
+      }
+    }
+    const instructions = conversation.system.trim();
+    return { model: this.models.chosen, ...(instructions && { instructions }), input, ...this.settings.sampling(), ...this.thinking.fields };
   }
 
-  // A new conversation starts with the system prompt that was written last.
-  #fresh() {
-    return this.store.create(localStorage.getItem(SYSTEM) ?? '');
+  // Another tab changed a conversation.
+  #follow(id) {
+    if (this.state.answers.has(id)) return;
+    const changed = this.store.conversations.get(id);
+    if (id === this.current.id && changed) this.state.current = changed;
+    this.state.change();
   }
 
-  #truncate(at) {
-    this.current.messages.length = at;
-    this.transcript.refresh();
+  #saved(conversation, how) {
+    this.store.save(conversation, how);
+    this.state.change();
   }
+}
 
-  #index(message) {
-    return this.current.messages.indexOf(message);
-  }
+// Whether an answer ended with the visit of the page that began it.
+function isGone({ state, response }) {
+  return state === 'streaming' && !response?.isBackground;
+}
 
-  #saved(conversation) {
-    this.store.save(conversation);
-    if (conversation === this.current) this.transcript.refresh();
-    this.#changed();
-  }
-
-  #changed() {
-    this.dispatchEvent(new Event('change'));
-  }
+// Where the browser has locks: only on secure origins.
+function exclusively(name, work) {
+  return navigator.locks ? navigator.locks.request(name, work) : work();
 }

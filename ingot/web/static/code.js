@@ -49,12 +49,16 @@ export class CodeBlock {
 
   #frame() {
     const copy = iconButton('copy', 'Copy code', () => copyFrom(copy, this.lines.join('\n')));
+    const wrap = iconButton('wrap', 'Wrap lines', () => wrap.setAttribute('aria-pressed', String(node.classList.toggle('wrapped'))), {
+      'aria-pressed': 'false',
+    });
     const name = this.language || 'text';
-    return element(
+    const node = element(
       'figure',
       { class: 'code' },
-      element('figcaption', {}, element('span', { class: 'language' }, name), copy),
+      element('figcaption', {}, element('span', { class: 'language' }, name), wrap, copy),
       element('pre', { tabindex: '0', role: 'region', 'aria-label': `Code, ${name}` }, this.code),
     );
+    return node;
   }
 }

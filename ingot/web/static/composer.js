@@ -1,19 +1,21 @@
-// Where the user writes, and the button that sends or stops.
+// Where the user writes, the button that sends or stops, and the messages that wait for the end of an answer.
 
 import { Attachments } from './attachments.js';
 import { Dictation } from './dictation.js';
-import { find, icon } from './element.js';
+import { Drafts } from './drafts.js';
+import { element, find, icon, iconButton } from './element.js';
 import { count } from './facts.js';
 import { growing, isSend } from './field.js';
+import { thread } from './thread.js';
 
 export class Composer {
-  constructor(api, chat, models, transcript) {
-    Object.assign(this, { chat, models, transcript });
+  constructor({ api, state, store, chat, models, transcript }) {
+    Object.assign(this, { state, store, chat, models, transcript });
     this.field = find('prompt');
     this.fit = growing(this.field);
     this.button = find('send');
-    this.attachments = new Attachments(models, this.field);
-    this.attachments.addEventListener('change', () => this.draw());
+    this.drafts = new Drafts();
+    this.attachments = new Attachments(models, this.field, () => this.#drawButton());
     this.dictation = new Dictation(api, models, (text) => this.#write(text));
     find('composer').addEventListener('submit', (event) => {
       event.preventDefault();
@@ -21,9 +23,11 @@ export class Composer {
       else this.#send();
     });
     this.field.addEventListener('keydown', (event) => this.#key(event));
-    this.field.addEventListener('input', () => this.draw());
-    chat.addEventListener('change', () => this.draw());
-    this.draw();
+    this.field.addEventListener('input', () => {
+      this.drafts.set(chat.current, this.field.value);
+      this.#drawButton();
+    });
+    state.watch(() => this.draw());
   }
 
   focus() {
@@ -31,24 +35,66 @@ export class Composer {
   }
 
   draw() {
+    const { current } = this.chat;
+    if (this.shown !== current.id) this.#restore(current);
+    this.#drawButton();
+    this.#drawQueue(current.queue ?? []);
+    this.dictation.draw();
+    find('prompt-hint').dataset.answering = String(this.chat.isAnswering);
+    find('context-use').textContent = contextUse(current, this.models.context);
+  }
+
+  #restore(conversation) {
+    this.shown = conversation.id;
+    this.field.value = this.drafts.get(conversation);
+    this.fit();
+  }
+
+  #drawButton() {
     const { isAnswering } = this.chat;
     const action = isAnswering ? 'stop' : 'send';
     this.button.disabled = !isAnswering && !this.field.value.trim() && this.attachments.list.length === 0;
-    if (this.button.dataset.action !== action) {
-      this.button.dataset.action = action;
-      this.button.setAttribute('aria-label', isAnswering ? 'Stop' : 'Send');
-      this.button.title = isAnswering ? 'Stop (Esc)' : 'Send (Enter)';
-      this.button.replaceChildren(icon(action));
-    }
-    find('context-use').textContent = contextUse(this.chat.current, this.models.context);
+    if (this.button.dataset.action === action) return;
+    this.button.dataset.action = action;
+    this.button.setAttribute('aria-label', isAnswering ? 'Stop' : 'Send');
+    this.button.title = isAnswering ? 'Stop (Esc)' : 'Send (Enter)';
+    this.button.replaceChildren(icon(action));
   }
 
-  #send() {
-    if (!this.chat.send(this.field.value, this.attachments.list)) return;
+  #drawQueue(queue) {
+    const box = find('queue');
+    box.hidden = queue.length === 0;
+    const note = this.chat.isAnswering ? 'Sent after this answer' : 'Waiting to be sent';
+    const rows = queue.map((message) => {
+      const text = message.content || message.media.map(({ name }) => name).join(', ');
+      const drop = iconButton('close', 'Take back', () => this.#takeBack(message));
+      return element('li', {}, element('span', { class: 'text' }, text), drop);
+    });
+    const send = element('button', { type: 'button', class: 'link', onclick: () => this.chat.sendQueued() }, 'Send now');
+    box.replaceChildren(element('li', { class: 'note' }, note, this.chat.isAnswering ? '' : send), ...rows);
+  }
+
+  #takeBack(message) {
+    this.chat.unqueue(message);
+    this.#write(message.content);
+  }
+
+  async #send() {
+    const text = this.field.value;
+    const { list } = this.attachments;
+    if (this.isSending || (!text.trim() && list.length === 0)) return;
+    this.isSending = true;
+    const media = await Promise.all(list.map((medium) => this.store.keepFile(medium)));
+    this.isSending = false;
+    this.drafts.set(this.chat.current, '');
+    if (!this.chat.send(text, media)) {
+      this.drafts.set(this.chat.current, text);
+      return;
+    }
     this.attachments.clear();
     this.field.value = '';
     this.fit();
-    this.draw();
+    this.#drawButton();
     this.focus();
   }
 
@@ -57,14 +103,14 @@ export class Composer {
     const before = this.field.value.trimEnd();
     this.field.value = before ? `${before} ${text}` : text;
     this.fit();
-    this.draw();
+    this.#drawButton();
     this.focus();
   }
 
   #key(event) {
     if (isSend(event)) {
       event.preventDefault();
-      if (!this.chat.isAnswering) this.#send();
+      this.#send();
     } else if (event.key === 'ArrowUp' && this.field.value === '') {
       event.preventDefault();
       this.transcript.editLast();
@@ -73,9 +119,9 @@ export class Composer {
 }
 
 // How full the context was after the last answer.
-function contextUse({ messages }, limit) {
-  const facts = messages.findLast((message) => message.facts?.promptTokens)?.facts;
+function contextUse(conversation, limit) {
+  const facts = thread(conversation).findLast((message) => message.facts?.promptTokens)?.facts;
   if (!facts) return '';
   const used = count(facts.promptTokens + (facts.completionTokens ?? 0));
-  return limit ? `${used} / ${count(limit)} tokens` : `${used} tokens`;
+  return limit ? `${used} of ${count(limit)} tokens` : `${used} tokens`;
 }

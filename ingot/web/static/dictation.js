@@ -11,7 +11,6 @@ export class Dictation {
     this.button = find('record');
     this.recorder = null;
     this.button.addEventListener('click', () => (this.recorder ? this.recorder.stop() : this.#record()));
-    this.draw();
   }
 
   draw() {

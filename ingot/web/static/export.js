@@ -1,4 +1,6 @@
-// A conversation as a file to keep: JSON with everything, or Markdown to read.
+// A conversation as a file to keep: JSON with all its versions, or Markdown to read, as it is shown.
+
+import { thread } from './thread.js';
 
 export function exportJson(conversation) {
   download(conversation, 'json', 'application/json', `${JSON.stringify(conversation, null, 2)}\n`);
@@ -8,10 +10,11 @@ export function exportMarkdown(conversation) {
   download(conversation, 'md', 'text/markdown', asMarkdown(conversation));
 }
 
-export function asMarkdown({ title, system, messages }) {
+export function asMarkdown(conversation) {
+  const { title, system } = conversation;
   const parts = [`# ${title}`];
   if (system.trim()) parts.push(`**System**\n\n${system.trim()}`);
-  for (const { role, content, media = [] } of messages) {
+  for (const { role, content, media = [] } of thread(conversation)) {
     const text = [...media.map(({ name }) => `[${name}]`), content.trim()].filter(Boolean).join('\n\n');
     parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${text}`);
   }

@@ -1,13 +1,12 @@
 // Markdown inside a line: emphasis, code, links and line breaks, as a flat list of events.
 //
-// An event is {text}, {code}, {line: true}, {open: tag, href?} or {close: tag}; opens and closes are properly
+// An event is {text}, {code}, {math, display}, {line: true}, {open: tag, href?} or {close: tag}; opens and closes are properly
 // nested. Nothing here recurses, and every scan is either consumed, bounded or remembered, so that a hundred
 // kilobytes of "*" or "[" cost a hundred kilobytes of work.
 
-const MAX_URL = 2048;
-const MAX_TITLE = 512;
+import { readTarget, safeUrl, trimAddress } from './links.js';
 
-const SPECIAL = /[\\`*_~[\]!<&\n]|https?:\/\//gi;
+const SPECIAL = /[\\`*_~[\]!<&\n]|\$\$|https?:\/\//gi;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const AUTOLINK = /<((?:https?:\/\/|mailto:)[^\s<>]{1,2048})>/iy;
 const BARE_LINK = /https?:\/\/[^\s<>"`|\\^{}*]{1,2048}/iy;
@@ -19,16 +18,6 @@ export function parseInline(text) {
   return new InlineParser(text).parse();
 }
 
-// The address itself if it may become a link: http, https and mailto only; null for everything else.
-export function safeUrl(address) {
-  if (address.length > MAX_URL || !/^(?:https?:\/\/|mailto:)/i.test(address)) return null;
-  try {
-    return new URL(address).href;
-  } catch {
-    return null;
-  }
-}
-
 class InlineParser {
   constructor(text) {
     this.text = text;
@@ -37,6 +26,7 @@ class InlineParser {
     this.runs = [];
     this.brackets = [];
     this.closers = closingTicks(text);
+    this.unclosed = new Set(); // ends of math that do not come any more
   }
 
   parse() {
@@ -53,7 +43,8 @@ class InlineParser {
   }
 
   special(mark) {
-    if (mark.length > 1) this.bareLink();
+    if (mark === '$$') this.math('$$', true);
+    else if (mark.length > 1) this.bareLink();
     else if (mark === '\n') this.lineBreak(1);
     else if (mark === '\\') this.escape();
     else if (mark === '`') this.code();
@@ -82,6 +73,7 @@ class InlineParser {
   escape() {
     const next = this.text[this.at + 1];
     if (next === '\n') return this.lineBreak(2);
+    if (next === '(' || next === '[') return this.math(next === '(' ? '\\)' : '\\]', next === '[');
     if (next === undefined || !PUNCTUATION.test(next)) return this.literal(1);
     this.push(next);
     this.at += 2;
@@ -95,6 +87,19 @@ class InlineParser {
     if (code.length > 2 && code.startsWith(' ') && code.endsWith(' ') && code.trim()) code = code.slice(1, -1);
     this.parts.push({ code });
     this.at = end + length;
+  }
+
+  math(close, display) {
+    const end = this.unclosed.has(close) ? -1 : this.text.indexOf(close, this.at + 2);
+    if (end < 0) this.unclosed.add(close);
+    const math = this.text.slice(this.at + 2, Math.max(end, this.at + 2)).trim();
+    if (!math) {
+      this.push(this.text.slice(this.at + (close === '$$' ? 0 : 1), this.at + 2));
+      this.at += 2;
+      return;
+    }
+    this.parts.push({ math, display, source: this.text.slice(this.at, end + 2) });
+    this.at = end + 2;
   }
 
   entity() {
@@ -236,51 +241,6 @@ function events(parts) {
   return list;
 }
 
-// "(address "title")" from `at` on: where it points and where it ends, or null.
-function readTarget(text, at) {
-  if (text[at] !== '(') return null;
-  const start = skipSpace(text, at + 1);
-  const angled = text[start] === '<';
-  const stop = angled ? angledEnd(text, start) : addressEnd(text, start);
-  if (stop === null) return null;
-  const address = angled ? text.slice(start + 1, stop - 1) : text.slice(start, stop);
-  const end = skipSpace(text, titleEnd(text, skipSpace(text, stop)));
-  return text[end] === ')' ? { address, end: end + 1 } : null;
-}
-
-function angledEnd(text, start) {
-  for (let at = start + 1; at < text.length && at - start < MAX_URL; at += 1) {
-    if (text[at] === '>') return at + 1;
-    if (text[at] === '<' || text[at] === '\n') return null;
-  }
-  return null;
-}
-
-function addressEnd(text, start) {
-  let depth = 0;
-  for (let at = start; at < text.length && at - start <= MAX_URL; at += 1) {
-    const char = text[at];
-    if (char === ' ' || char === '\n' || char === '\t' || char === '<' || char === '>') return at;
-    if (char === ')' && depth === 0) return at;
-    depth += char === '(' ? 1 : char === ')' ? -1 : 0;
-  }
-  return null;
-}
-
-function titleEnd(text, start) {
-  const close = { '"': '"', "'": "'", '(': ')' }[text[start]];
-  if (!close) return start;
-  for (let at = start + 1; at < text.length && at - start < MAX_TITLE; at += 1) {
-    if (text[at] === close && text[at - 1] !== '\\') return at + 1;
-  }
-  return start;
-}
-
-function skipSpace(text, at) {
-  while (text[at] === ' ' || text[at] === '\n' || text[at] === '\t') at += 1;
-  return at;
-}
-
 // For each run of backticks that a later run of the same length closes: where that one starts.
 function closingTicks(text) {
   const closers = new Map();
@@ -291,23 +251,6 @@ function closingTicks(text) {
     next.set(ticks.length, index);
   }
   return closers;
-}
-
-// Of an address in running text, the punctuation at its end and a bracket it did not open are the sentence's.
-function trimAddress(address) {
-  const surplus = { ')': 0, ']': 0 };
-  for (const char of address) {
-    if (char in surplus) surplus[char] += 1;
-    else if (char === '(') surplus[')'] -= 1;
-    else if (char === '[') surplus[']'] -= 1;
-  }
-  let end = address.length;
-  for (; end > 0; end -= 1) {
-    const last = address[end - 1];
-    if (surplus[last] > 0) surplus[last] -= 1;
-    else if (!/[.,;:!?'_~]/.test(last)) break;
-  }
-  return address.slice(0, end);
 }
 
 function runLength(text, at) {

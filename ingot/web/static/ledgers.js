@@ -1,15 +1,7 @@
 // The state of the engine, as bars and lists: memory, cached prefixes, speculation.
 
 import { element } from './element.js';
-import { count } from './facts.js';
-
-const UNITS = ['B', 'KB', 'MB', 'GB', 'TB'];
-
-export function bytes(number) {
-  const power = number >= 1 ? Math.min(UNITS.length - 1, Math.floor(Math.log10(number) / 3)) : 0;
-  const value = number / 1000 ** power;
-  return `${power > 0 && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[power]}`;
-}
+import { bytes, count } from './facts.js';
 
 export function drawMemory(node, memory) {
   const { budget_bytes: budget, weight_bytes: weights, state_bytes: allocated, held_bytes: used, owners } = memory;

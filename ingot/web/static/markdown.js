@@ -2,8 +2,10 @@
 
 import { parseBlocks } from './blocks.js';
 import { CodeBlock } from './code.js';
-import { element } from './element.js';
+import { copyFrom } from './clipboard.js';
+import { element, iconButton } from './element.js';
 import { parseInline } from './inline.js';
+import { mathView } from './math.js';
 
 const MAX_INLINE_DEPTH = 12;
 const MAX_HEADING = 6;
@@ -28,6 +30,7 @@ const RENDER = {
   rule: () => element('hr'),
   quote: ({ blocks }) => element('blockquote', {}, ...blocks.map(renderBlock)),
   code: ({ language, code }) => new CodeBlock(language).update(code).node,
+  math: ({ tex, source }) => element('p', {}, tex ? mathView(tex, source, true) : source),
   list: renderList,
   table: renderTable,
 };
@@ -54,7 +57,18 @@ function renderTable({ align, head, rows }) {
     element('thead', {}, renderRow(head, align, 'th')),
     element('tbody', {}, ...rows.map((row) => renderRow(row, align))),
   );
-  return element('div', { class: 'table', tabindex: '0', role: 'region', 'aria-label': 'Table' }, table);
+  const copy = iconButton('copy', 'Copy table', () => copyFrom(copy, tabbed(table)));
+  return element('div', { class: 'table', tabindex: '0', role: 'region', 'aria-label': 'Table' }, table, copy);
+}
+
+// A table as spreadsheets take it, with the source of formulas.
+function tabbed(table) {
+  const textOf = (cell) => {
+    const plain = cell.cloneNode(true);
+    for (const formula of plain.querySelectorAll('.math')) formula.replaceWith(formula.dataset.source);
+    return plain.textContent.replaceAll(/\s+/g, ' ').trim();
+  };
+  return [...table.rows].map((row) => [...row.cells].map(textOf).join('\t')).join('\n');
 }
 
 export function renderRow(row, align, tag = 'td') {
@@ -81,6 +95,7 @@ function renderInline(text) {
       if (parent.href && !parent.hasChildNodes()) parent.append(parent.href);
       path.pop();
     } else if (event.text !== undefined) parent.append(event.text);
+    else if (event.math) parent.append(mathView(event.math, event.source, event.display));
     else parent.append(event.line ? element('br') : element('code', {}, event.code));
   }
   return root;

@@ -1,40 +1,86 @@
-// Images and videos of messages: {kind: 'image' | 'video', name, url}, made from files, and their views.
-// The url is a data URL: nothing is fetched, and nothing is sent before the message is.
+// Files of messages: what kind they are, how they are shown, and how they are sent. Nothing is sent before the message.
 
-import { element } from './element.js';
+import { element, icon } from './element.js';
+import { bytes } from './facts.js';
 
-const KINDS = ['image', 'video'];
 const MOST_BYTES = 20 * 1024 * 1024;
+const MOST_TEXT_BYTES = 1024 * 1024;
+const WORDS = { image: 'images', video: 'videos', pdf: 'PDFs', audio: 'audio', text: 'text files' };
 
-export function kindOf(file) {
-  return KINDS.find((kind) => file.type.startsWith(`${kind}/`)) ?? null;
-}
+export const wordOf = (kind) => WORDS[kind] ?? 'such files';
 
-// Resolves to the medium; throws an Error whose message can be shown.
+// Resolves to {kind, name, blob}; throws an Error whose message can be shown.
 export async function mediumOf(file) {
-  if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than ${MOST_BYTES / 1024 / 1024} MB.`);
-  return { kind: kindOf(file), name: file.name, url: await dataUrl(file) };
+  if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than ${bytes(MOST_BYTES)}.`);
+  return { kind: await kindOf(file), name: file.name, blob: file };
 }
 
-export function mediumView({ kind, name, url }) {
-  if (!url) return element('span', { class: 'medium missing' }, `${name} (not stored in this browser)`);
-  if (kind === 'video') return element('video', { class: 'medium', src: url, controls: true, 'aria-label': name });
-  return element('img', { class: 'medium', src: url, alt: name });
+async function kindOf(file) {
+  const kind = ['image', 'video', 'audio'].find((each) => file.type.startsWith(`${each}/`) && file.type !== 'image/svg+xml');
+  if (kind) return kind;
+  if (file.type === 'application/pdf') return 'pdf';
+  if (file.size > MOST_TEXT_BYTES) throw new Error(`${file.name} is larger than ${bytes(MOST_TEXT_BYTES)}, the most of a text.`);
+  if ((await textOf(file)) === null) throw new Error(`${file.name} is no image, video, audio, PDF or text.`);
+  return 'text';
 }
 
-// A message's content as the server takes it.
-export function withMedia(content, media) {
-  const present = (media ?? []).filter(({ url }) => url);
-  if (present.length === 0) return content;
-  const parts = present.map(({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } }));
-  return content.trim() ? [...parts, { type: 'text', text: content }] : parts;
+// What a file says, or null where it is not text.
+async function textOf(blob) {
+  try {
+    const text = new TextDecoder('utf-8', { fatal: true }).decode(await blob.arrayBuffer());
+    return text.includes('\0') ? null : text;
+  } catch {
+    return null;
+  }
 }
 
-function dataUrl(file) {
+// `url` resolves to an address for the file, or to null where it is not stored here.
+export function mediumView({ kind, name, size }, url) {
+  if (kind !== 'image' && kind !== 'video' && kind !== 'audio') return chip(name, size, kind === 'pdf' ? 'PDF' : 'Text');
+  const view =
+    kind === 'image'
+      ? element('img', { class: 'medium', alt: name })
+      : element(kind, { class: 'medium', controls: true, 'aria-label': name });
+  url.then((address) => {
+    if (address) view.src = address;
+    else view.replaceWith(element('span', { class: 'medium missing' }, `${name} (not stored in this browser)`));
+  });
+  return view;
+}
+
+function chip(name, size, word) {
+  const facts = [word, size ? bytes(size) : null].filter(Boolean).join(' · ');
+  return element('span', { class: 'medium file' }, icon('file'), element('span', {}, element('strong', {}, name), ` ${facts}`));
+}
+
+// A message's content as the server takes it. `read(medium)` resolves to its bytes.
+export async function contentOf({ content, media = [] }, read) {
+  if (media.length === 0) return content;
+  const parts = await Promise.all(media.map(async (medium) => partOf(medium, await read(medium))));
+  return content.trim() ? [...parts, { type: 'input_text', text: content }] : parts;
+}
+
+async function partOf({ kind, name }, blob) {
+  if (!blob) throw new Error(`${name} is not stored in this browser any more. Delete the message, or attach the file again.`);
+  if (kind === 'text') return { type: 'input_text', text: fenced(name, await textOf(blob)) };
+  const url = await dataUrl(blob);
+  if (kind === 'pdf') return { type: 'input_file', filename: name, file_data: url };
+  if (kind === 'audio') return { type: 'input_audio', input_audio: { data: url.slice(url.indexOf(',') + 1) } };
+  return { type: `input_${kind}`, [`${kind}_url`]: url };
+}
+
+// A file's text under its name, in a fence that is longer than any in it.
+function fenced(name, text) {
+  const longest = Math.max(2, ...[...text.matchAll(/`{3,}/g)].map(([run]) => run.length));
+  const fence = '`'.repeat(longest + 1);
+  return `${name}:\n${fence}\n${text.trimEnd()}\n${fence}`;
+}
+
+function dataUrl(blob) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
-    reader.readAsDataURL(file);
+    reader.onerror = () => reject(new Error('A file cannot be read.'));
+    reader.readAsDataURL(blob);
   });
 }

@@ -1,10 +1,12 @@
 // The models of the server, a row each, with a button that loads or unloads one where there are several.
 
 import { element } from './element.js';
-import { count } from './facts.js';
+import { bytes, count } from './facts.js';
+import { contextOf } from './models.js';
 import { Rows } from './requestrows.js';
 
-const CHANGES = { unloaded: 'load', failed: 'load', loaded: 'unload' };
+export const MOVES = { unloaded: 'load', failed: 'load', loaded: 'unload' };
+const SEEN = { image: 'images', video: 'video' };
 const WORDS = { load: 'Load', unload: 'Unload' };
 
 export class ModelRows extends Rows {
@@ -31,9 +33,9 @@ class ModelRow {
   }
 
   update(model, mayChange) {
-    this.text.textContent = modelText(model);
+    this.text.textContent = describeModel(model);
     // A server of one model, which stays, says nothing of kinds.
-    this.what = model.kind && mayChange ? CHANGES[model.state] : undefined;
+    this.what = model.kind && mayChange ? MOVES[model.state] : undefined;
     this.button.hidden = !this.what;
     if (!this.what) return;
     this.button.textContent = WORDS[this.what];
@@ -41,10 +43,12 @@ class ModelRow {
   }
 }
 
-function modelText({ state, kind, progress, failure, ...model }) {
+// What is known of a model, in a line.
+export function describeModel({ state, kind, progress, failure, memory_bytes: memory, input_modalities: modalities = [], ...card }) {
   const name = typeof state === 'string' ? state : 'loaded';
   const share = typeof progress === 'number' ? ` ${Math.round(100 * progress)}%` : '';
-  const context = model.context_length ?? model.max_model_len;
-  const facts = [kind && kind !== 'chat' ? kind : null, `${name}${share}`, context ? `${count(context)} tokens` : null, failure];
+  const context = contextOf(card);
+  const seen = modalities.map((each) => SEEN[each]).filter(Boolean).join(', ');
+  const facts = [kind && kind !== 'chat' ? kind : null, `${name}${share}`, context && `${count(context)} tokens`, seen, memory ? bytes(memory) : null, failure];
   return facts.filter(Boolean).join(' · ');
 }

@@ -1,65 +1,103 @@
-// Which models the server has, and which one answers.
+// Which models the server has, which one answers, and what that one takes.
 
-import { element, find } from './element.js';
-import { count } from './facts.js';
+const POLL_MS = 1000; // while a model is loaded or unloaded
 
 export class Models {
-  constructor(api) {
-    this.api = api;
-    this.list = [];
-    this.speechToText = null;
-    this.textToSpeech = null;
-    this.error = null;
-    this.chosen = 'default'; // the name that always means the served model
+  constructor(api, state) {
+    Object.assign(this, { api, state });
+    this.timer = 0;
+  }
+
+  // Those that chat.
+  get list() {
+    return this.#ofKind('chat');
+  }
+
+  get speechToText() {
+    return this.#ofKind('audio')[0] ?? null;
+  }
+
+  get textToSpeech() {
+    return this.#ofKind('speech')[0] ?? null;
+  }
+
+  get error() {
+    return this.state.modelsError;
   }
 
   get card() {
-    return this.list.find(({ id }) => id === this.chosen) ?? null;
+    const { list } = this;
+    return list.find(({ id }) => id === this.state.chosen) ?? list[0] ?? null;
+  }
+
+  // The id that requests name; "default" always means the served model.
+  get chosen() {
+    return this.card?.id ?? 'default';
   }
 
   // Tokens that fit, or null where the server does not say.
   get context() {
-    return this.card?.context_length ?? this.card?.max_model_len ?? null;
+    return contextOf(this.card);
   }
 
-  // Whether the chosen model takes media of this kind; a video may be sent as its frames.
+  // Whether the chosen model takes files of this kind.
   takes(kind) {
-    const modalities = this.card?.input_modalities ?? [];
-    return modalities.includes(kind) || (kind === 'video' && modalities.includes('image'));
+    return this.#takes(this.card, kind);
+  }
+
+  // Other models that take them.
+  takers(kind) {
+    return this.list.filter((card) => card.id !== this.chosen && this.#takes(card, kind)).map(({ id }) => id);
   }
 
   async load() {
+    clearTimeout(this.timer);
     try {
-      const all = await this.api.models();
-      const of = (wanted) => all.filter(({ kind = 'chat' }) => kind === wanted);
-      this.list = of('chat');
-      this.speechToText = of('audio')[0] ?? null;
-      this.textToSpeech = of('speech')[0] ?? null;
-      this.error = null;
-      if (!this.card) this.chosen = this.list[0]?.id ?? 'default';
+      const models = await this.api.models();
+      this.state.change({ models, modelsError: null });
     } catch (error) {
-      this.error = error;
+      this.state.change({ modelsError: error });
     }
-    this.draw();
+    if (this.#isMoving()) this.timer = setTimeout(() => this.load(), POLL_MS);
   }
 
-  draw() {
-    const name = this.list.length > 1 ? this.#choice() : element('span', { id: 'model-name' }, this.#name());
-    const context = this.context && element('span', { class: 'context' }, `${count(this.context)}-token context`);
-    find('model').replaceChildren(name, ...(context ? [context] : []));
+  choose(id) {
+    this.state.change({ chosen: id });
   }
 
-  #name() {
-    if (this.error) return this.error.status === 401 ? 'Key needed' : 'Not connected';
-    return this.list.length > 0 ? this.chosen : 'Connecting…';
+  // `what` is "load" or "unload".
+  async move(id, what) {
+    const done = this.api.changeModel(id, what);
+    done.catch(() => {}); // reported below; a poll may come first
+    await this.load();
+    await done;
+    await this.load();
   }
 
-  #choice() {
-    const options = this.list.map(({ id }) => element('option', { value: id, selected: id === this.chosen }, id));
-    const choose = (event) => {
-      this.chosen = event.target.value;
-      this.draw();
-    };
-    return element('select', { id: 'model-name', 'aria-label': 'Model', onchange: choose }, ...options);
+  // Whether the key is the administrator's: the engine's figures are for that one.
+  async askRights() {
+    const live = await this.api.live().catch(() => ({}));
+    this.state.change({ mayChange: Boolean(live.engines) });
   }
+
+  #isMoving() {
+    if (this.state.models.some(({ state }) => state === 'loading' || state === 'unloading')) return true;
+    return this.state.answers.size > 0 && (this.card?.state ?? 'loaded') !== 'loaded';
+  }
+
+  #ofKind(wanted) {
+    return this.state.models.filter(({ kind = 'chat' }) => kind === wanted);
+  }
+
+  // A video may be sent as its frames, a PDF is sent as images of its pages, and audio is transcribed by another model.
+  #takes(card, kind) {
+    const modalities = card?.input_modalities ?? [];
+    if (kind === 'text') return true;
+    if (kind === 'audio') return Boolean(this.speechToText);
+    return modalities.includes(kind) || ((kind === 'video' || kind === 'pdf') && modalities.includes('image'));
+  }
+}
+
+export function contextOf(card) {
+  return card?.context_length ?? card?.max_model_len ?? null;
 }

@@ -1,4 +1,4 @@
-// System prompt, sampling and the API key. The rule for sampling: what is shown is sent, what is empty is not,
+// System prompt, sampling and the API key of the page. The rule for sampling: what is shown is sent, what is empty is not,
 // and then the server's own default holds.
 
 import { element, find } from './element.js';
@@ -60,7 +60,7 @@ const CONTROLS = [
     reach: { min: 0.5, max: 2 },
   },
   {
-    name: 'max_tokens',
+    name: 'max_output_tokens',
     label: 'Max tokens',
     hint: 'Longest answer; empty: until it ends',
     bounds: { min: 1, max: 16_777_216, step: 1 },
@@ -74,8 +74,8 @@ const CONTROLS = [
 ];
 
 export class Settings {
-  constructor(api, { onSystem, onKey, reveal }) {
-    this.reveal = reveal;
+  constructor(api, state, models, { onSystem, onKey, reveal }) {
+    Object.assign(this, { state, models, reveal });
     this.form = find('sampling');
     this.form.append(...CONTROLS.map((control) => this.#row(control)));
     this.form.addEventListener('submit', (event) => event.preventDefault());
@@ -87,19 +87,25 @@ export class Settings {
     key.value = api.key;
     key.addEventListener('input', () => (api.key = key.value.trim()));
     key.addEventListener('change', onKey);
+    state.watch(() => this.draw());
   }
 
-  // What the model's makers recommend, as the server says. It sends that by itself, so the page's own first values
-  // give way to it.
-  recommend(values) {
-    this.recommended = values ?? {};
-    for (const { name } of CONTROLS) this.#input(name).placeholder = this.recommended[name] ?? 'default';
+  // The server sends by itself what a model's makers recommend, so the page's own first values give way to that.
+  draw() {
+    const field = find('system');
+    const { system } = this.state.current;
+    if (field.value !== system) field.value = system;
+    const recommended = this.models.card?.default_sampling_params ?? {};
+    if (JSON.stringify(recommended) === JSON.stringify(this.recommended)) return;
+    this.recommended = recommended;
+    for (const { name } of CONTROLS) this.#input(name).placeholder = recommended[name] ?? 'default';
     if (!stored()) this.#fill(this.#initial());
   }
 
-  showSystem(text) {
-    const field = find('system');
-    if (field.value !== text) field.value = text;
+  // Sets what a preset says, and nothing else.
+  use(sampling) {
+    this.#fill(sampling);
+    this.#store();
   }
 
   // The sampling fields of a request: numbers, and only those that are set.
@@ -184,7 +190,9 @@ export class Settings {
 function stored() {
   try {
     const values = JSON.parse(localStorage.getItem(KEY));
-    return typeof values === 'object' ? values : null;
+    if (typeof values !== 'object' || values === null) return null;
+    const { max_tokens: most, ...others } = values; // its name in what an earlier version stored
+    return most === undefined ? others : { max_output_tokens: most, ...others };
   } catch {
     return null;
   }

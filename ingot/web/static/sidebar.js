@@ -3,18 +3,20 @@
 import { element, find, icon } from './element.js';
 import { exportJson, exportMarkdown } from './export.js';
 
+const AROUND = 24; // characters that are shown on both sides of what was found
 const DAY = 24 * 60 * 60 * 1000;
 
 export class Sidebar {
-  constructor(chat, close) {
-    this.chat = chat;
-    this.close = close;
+  constructor(state, chat, close) {
+    Object.assign(this, { state, chat, close });
     this.list = find('conversations');
     this.menu = find('conversation-menu');
     find('new-chat').addEventListener('click', () => this.#go(() => chat.start()));
-    chat.addEventListener('change', () => this.draw());
+    this.search = find('search');
+    this.search.addEventListener('input', () => this.draw());
+    this.search.addEventListener('keydown', (event) => this.#endSearch(event));
     this.#wireMenu();
-    this.draw();
+    state.watch(() => this.draw());
   }
 
   draw() {
@@ -22,19 +24,23 @@ export class Sidebar {
     const focused = document.activeElement?.dataset?.conversation;
     const rows = [];
     let group = null;
+    const wanted = this.search.value.trim().toLowerCase();
     for (const conversation of this.chat.store.list()) {
+      const hit = wanted ? foundIn(conversation, wanted) : '';
+      if (hit === null) continue;
       const age = ageOf(conversation.updated);
-      if (age !== group) rows.push(element('li', { class: 'age', role: 'presentation' }, age));
+      if (age !== group) rows.push(element('li', { class: 'age' }, age));
       group = age;
-      rows.push(this.#row(conversation));
+      rows.push(this.#row(conversation, hit));
     }
+    if (wanted && rows.length === 0) rows.push(element('li', { class: 'age' }, 'Nothing found'));
     this.list.replaceChildren(...rows);
     if (focused) this.list.querySelector(`[data-conversation="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  #row(conversation) {
+  #row(conversation, hit) {
     const isCurrent = conversation === this.chat.current;
-    const isBusy = this.chat.answers.has(conversation.id);
+    const isBusy = this.state.answers.has(conversation.id);
     const open = element(
       'button',
       {
@@ -46,6 +52,7 @@ export class Sidebar {
         onclick: () => this.#go(() => this.chat.open(conversation)),
       },
       conversation.title,
+      hit ? element('span', { class: 'hit' }, hit) : null,
     );
     const more = element(
       'button',
@@ -60,6 +67,13 @@ export class Sidebar {
     );
     const dot = isBusy ? element('span', { class: 'busy', role: 'img', 'aria-label': 'being answered' }) : null;
     return element('li', { class: isCurrent ? 'current' : '' }, open, dot, more);
+  }
+
+  #endSearch(event) {
+    if (event.key !== 'Escape' || !this.search.value) return;
+    event.preventDefault();
+    this.search.value = '';
+    this.draw();
   }
 
   #go(action) {
@@ -135,6 +149,16 @@ export class Sidebar {
     button.replaceWith(form);
     field.select();
   }
+}
+
+// Where a conversation says what is searched for: the words around it, '' for its title, or null.
+function foundIn({ title, messages }, wanted) {
+  if (title.toLowerCase().includes(wanted)) return '';
+  for (const { content } of messages) {
+    const at = content.toLowerCase().indexOf(wanted);
+    if (at >= 0) return `${at > AROUND ? '…' : ''}${content.slice(Math.max(0, at - AROUND), at + wanted.length + AROUND)}`;
+  }
+  return null;
 }
 
 function ageOf(time) {

@@ -3,37 +3,33 @@
 import { element, find } from './element.js';
 import { Follower } from './follow.js';
 import { messageView } from './message.js';
+import { thread, versions } from './thread.js';
 
 export class Transcript {
-  // `actions` are what a message offers: edit(message, text), retry(message), remove(message), and the `speaker`.
-  constructor(actions, welcome) {
-    this.actions = actions;
-    this.welcome = welcome;
+  // `actions` are what a message offers: edit(message, text), retry, remove, branch and show(message), url(medium), and
+  // the `speaker`. `welcome()` is what an empty conversation shows.
+  constructor(state, actions, welcome) {
+    Object.assign(this, { state, actions, welcome });
     this.list = find('messages');
     this.views = new Map();
     this.follower = new Follower(find('transcript'), this.list, find('jump'));
+    state.watch(() => this.draw());
   }
 
-  show(conversation) {
-    this.conversation = conversation;
-    this.views.clear();
-    this.list.replaceChildren();
-    this.refresh();
-    this.follower.jump();
-  }
-
-  // Brings the screen in line with the conversation's messages, touching only those that came or went.
-  refresh() {
-    const { messages, system } = this.conversation;
-    const wanted = new Set(messages.map((message) => message.id));
-    for (const [id, view] of this.views) if (!wanted.has(id)) this.#drop(id, view);
-    for (const [at, message] of messages.entries()) if (!this.views.has(message.id)) this.#place(message, at);
-    this.#preface(system, messages.length === 0);
-  }
-
-  // Another server, or the same with another model, may offer more.
-  offer() {
-    for (const view of this.views.values()) view.offer?.();
+  // Brings the screen in line with the conversation, touching only the messages that came or went.
+  draw() {
+    const { current } = this.state;
+    const isOther = current.id !== this.conversation?.id;
+    this.conversation = current;
+    const shown = thread(current);
+    const wanted = new Set(shown);
+    for (const [id, view] of this.views) if (!wanted.has(view.message)) this.#drop(id, view);
+    for (const [at, message] of shown.entries()) {
+      if (!this.views.has(message.id)) this.#place(shown, message, at);
+      this.views.get(message.id).offer(versions(current, message));
+    }
+    this.#preface(current.system, shown.length === 0);
+    if (isOther) this.follower.jump();
   }
 
   view(message) {
@@ -45,7 +41,7 @@ export class Transcript {
   }
 
   editLast() {
-    const last = this.conversation.messages.findLast((message) => message.role === 'user');
+    const last = thread(this.conversation).findLast((message) => message.role === 'user');
     if (last) this.view(last).edit();
   }
 
@@ -54,9 +50,9 @@ export class Transcript {
     this.views.delete(id);
   }
 
-  #place(message, at) {
+  #place(shown, message, at) {
     const view = messageView(message, this.actions);
-    const after = this.conversation.messages.slice(at + 1).find(({ id }) => this.views.has(id));
+    const after = shown.slice(at + 1).find(({ id }) => this.views.has(id));
     this.views.set(message.id, view);
     this.list.insertBefore(view.node, after ? this.view(after).node : null);
   }

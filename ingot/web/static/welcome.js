@@ -3,19 +3,23 @@
 import { CodeBlock } from './code.js';
 import { element, icon } from './element.js';
 import { count } from './facts.js';
+import { nameOf } from './picker.js';
+import { wordOf } from './media.js';
 
 export function welcome(models) {
-  const node = element('section', { class: 'welcome' }, icon('ingot'), element('h2', {}, title(models)));
-  const facts = models.context ? `${count(models.context)} tokens of context. ` : '';
+  const node = element('section', { class: 'welcome' }, icon('ingot'), element('h2', {}, titleOf(models)));
+  const context = models.context ? `${count(models.context)} tokens of context. ` : '';
+  const seen = ['image', 'video', 'audio'].filter((kind) => models.takes(kind)).map(wordOf);
+  const facts = context + (seen.length > 0 ? `Takes ${seen.join(', ')} and text. ` : '');
   if (models.error) node.append(element('p', { class: 'problem', role: 'alert' }, models.error.message));
   else node.append(element('p', {}, `${facts}Conversations are kept in this browser.`));
   if (models.list.length > 0) node.append(new CodeBlock('bash').update(curl(models.chosen)).node);
   return node;
 }
 
-function title({ list, chosen, error }) {
-  if (error) return error.status === 401 ? 'This server asks for a key' : 'No connection';
-  return list.length > 0 ? chosen : 'Connecting…';
+function titleOf(models) {
+  if (models.error) return models.error.status === 401 ? 'This server asks for a key' : 'No connection';
+  return nameOf(models);
 }
 
 function curl(model) {

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from ingot.config import ModelEntry, Settings
+from ingot.engine.engine import Engine
 from ingot.engine.loading.fleet_models import BlockingModelLoader
 from ingot.engine.loop import Loop, engine_loop
 from ingot.errors import IngotError
@@ -86,3 +90,21 @@ def test_weights_that_somebody_still_holds_are_warned_of(
     with caplog.at_level(logging.INFO, "ingot.fleet"):
         loading.unload(engine)
     assert held is not None and levels(caplog) == ["WARNING"]
+
+
+VISION = Path(__file__).parents[3] / "foundry/models/vision"
+
+
+def test_a_model_among_several_encodes_the_images_that_it_encodes_alone(loop: Loop) -> None:
+    pytest.importorskip("mlx_vlm")
+    settings = Settings(model=str(VISION), cache_dir=None)
+    here = loop.run(device.current_device)
+    found = []
+    for budget, names in (("1GiB", ("one",)), (None, ("one", "other"))):
+        entries = [ModelEntry(name, replace(settings, memory=budget)) for name in names]
+        loading = BlockingModelLoader(loop, here, MEMORY, entries)
+        engine = loading.load(entries[0], loading.find(entries[0]), lambda share: None)
+        assert isinstance(engine, Engine) and engine._loaded.vision_encoder is not None
+        found.append(engine._loaded.vision_encoder.memory)
+        loading.unload(engine)
+    assert found[0] == found[1]

@@ -181,7 +181,7 @@ def test_thinking_that_was_sealed_elsewhere_is_left_out_with_all_that_stands_nex
     assert answer == {"role": "assistant", "content": "Hello"}
 
 
-@pytest.mark.parametrize("kind", ["input_image", "input_file", "input_audio"])
+@pytest.mark.parametrize("kind", ["input_image", "input_video", "input_file", "input_audio"])
 def test_media_are_refused_by_name(kind: str) -> None:
     with pytest.raises(Unsupported, match=kind):
         messages({"role": "user", "content": [{"type": kind, "image_url": "data:"}]})
