@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingot.kernels.gpu.nvrtc import DEFAULT_CUBIN_FOLDER, private_folder, write_atomically
+from ingot.observe.steps import report_step
+from ingot.quantities import counted
 
 log = logging.getLogger("ingot.kernels")
 
@@ -126,6 +128,7 @@ class MlxCompilation:
     def wait(self, meanwhile: Callable[[], None]) -> None:
         """Returns when no process is left, and calls `meanwhile` now and then; where that raises, all processes end.
         What one of them could not compile, MLX compiles in this process."""
+        report_step(f"MLX compiles {counted(self._count, 'kernel')}, once for this machine")
         try:
             for process in self._processes:
                 self._wait_for(process, meanwhile)
