@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ingot.config import Settings
 from ingot.extras import extras_command, missing_packages
 from ingot.models.files.short_names import TASKS, NamedModel, Task, fitting_models
+from ingot.quantities import format_bytes
 
 if TYPE_CHECKING:
     from ingot.kernels.device import Device
@@ -83,7 +84,7 @@ def print_recommended(settings: Settings, *, as_json: bool) -> None:
 
 def _format_recommended(found: Sequence[Recommendation], device: Device, budget: int) -> str:
     memory = {"metal": "unified memory", "cuda": "GPU memory", "cpu": "memory"}[device.kind]
-    lines = [f"{device.name}: models may take {budget / 1e9:.1f} GB of {memory} (--memory changes that)"]
+    lines = [f"{device.name}: models may take {format_bytes(budget)} of {memory} (--memory changes that)"]
     slow = "; those whose tokens would take long on a CPU are left out" if device.kind == "cpu" else ""
     width = max((len(each.command) for each in found), default=0)
     for task, (words, _) in TASKS.items():
@@ -96,8 +97,6 @@ def _format_recommended(found: Sequence[Recommendation], device: Device, budget:
 
 
 def _format_row(each: Recommendation, width: int) -> str:
-    from ingot.models.files.progress import format_bytes
-
     active = f" ({each.active:g}B a token)" if each.active != each.parameters else ""
     size = f"{each.parameters:g}B{active}" if each.parameters >= 1 else f"{each.parameters * 1000:g}M"
     context = f"context {each.context:,}" if each.context else ""
@@ -110,7 +109,7 @@ def offer_models(settings: Settings, budget: int, device: str) -> str | None:
     chat = [each for each in recommend_models(budget, device) if each.task == "chat"][:OFFERED]
     if not chat or settings.offline or not hub_answers():
         return None
-    named = " or ".join(f"`{each.command}` ({each.download_bytes / 1e9:.1f} GB to fetch)" for each in chat)
+    named = " or ".join(f"`{each.command}` ({format_bytes(each.download_bytes)} to fetch)" for each in chat)
     return f"tip: {settings.model} is small, and this machine has memory for more: {named}; `ingot models --recommend`"
 
 

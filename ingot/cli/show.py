@@ -27,7 +27,7 @@ def run_show(arguments: list[str]) -> int:
     parser = CommandParser("show", ABOUT_SHOW)
     parser.add_argument("model", metavar="MODEL", help="as `ingot serve` takes it; it is not fetched")
     parser.flag("--json", action="store_true", help="print it as JSON")
-    add_settings(parser, ("the model", "the rest"), leave_out=("offline", "context", "dtype", "chat_template"))
+    add_settings(parser, ("the rest",), names=("models_dir",))
     namespace = parser.parse(arguments)
     facts = describe_model(namespace.model, settings_from_arguments(namespace).settings)
     if "json" in vars(namespace):
