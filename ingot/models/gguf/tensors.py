@@ -85,7 +85,7 @@ def wanted_tensors(
     """Raises ModelError for a parameter that files of this architecture have no tensor for."""
     known = get_tensor_name_map(ARCHITECTURE_IDS[architecture], config["num_hidden_layers"])
     modules = dict(model.named_modules())
-    parameters: list[tuple[str, Any]] = tree_flatten(model.parameters())
+    parameters: Any = tree_flatten(model.parameters())
     return [
         _wanted_tensor(file, known, config, path, tuple(array.shape), modules[path.rpartition(".")[0]], rules, names)
         for path, array in parameters

@@ -43,7 +43,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 256,
             "num_hidden_layers": 5,
             "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention", "full_attention"],
-            "activation_sparsity_pattern": [0.9, 0, 0, 0, 0],
+            "activation_sparsity_pattern": [0.95] * 5,
             "tie_word_embeddings": True,
         },
     ),
@@ -490,7 +490,8 @@ def _add(model: TinyModel, name: str, array: np.ndarray, names: Any, kinds: Call
     named = name if known else names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert named is not None, name
     values = np.ascontiguousarray(array.squeeze() if "shared_expert_gate" in name else array)
-    kind = kinds(named) if values.ndim > 1 and named.endswith("weight") and "conv" not in named else Kind.F32
+    packable = values.ndim > 1 and named.endswith("weight") and "conv" not in named and values.shape[-1] % 32 == 0
+    kind = kinds(named) if packable else Kind.F32
     model.tensors[named] = (kind, values.shape, values if kind == Kind.F32 else quantize(values, kind))
 
 
