@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from ingot.errors import ModelError
 from ingot.models.files.progress import no_progress
+from ingot.models.gguf.architectures import ARCHITECTURES
 from ingot.models.gguf.importer import convert_gguf
 from ingot.models.gguf.weights import read_referenced_tensors, references_in
 from tests.models.gguf.making import TinyModel, byte_level_vocabulary, random_rows
@@ -89,6 +91,13 @@ def test_a_setting_that_the_model_cannot_honour_is_refused(tmp_path: Path) -> No
         model = made(family, folder)
         with pytest.raises(ModelError, match=reason):
             imported(TinyModel({**model.metadata, **change}, model.tensors), folder)
+
+
+def test_the_documents_list_every_architecture() -> None:
+    listed = (
+        (Path(__file__).parents[3] / "docs" / "models.md").read_text().split("architectures are ")[1].split(". ")[0]
+    )
+    assert set(re.findall(r"[\w-]+", listed)) >= ARCHITECTURES.keys()
 
 
 def test_a_model_without_windows_has_the_context_within_which_they_change_nothing(tmp_path: Path) -> None:
