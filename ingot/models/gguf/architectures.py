@@ -99,7 +99,7 @@ def _read_config(architecture: Architecture, hyper: Hyperparameters) -> tuple[di
             growth=architecture.growth,
         )
         config, spent = config | rope, spent | more
-    if not hyper.was_read("attention.sliding_window") and "sliding_window" not in names:
+    if not hyper.was_read("attention.sliding_window") and "layer_types" not in config:
         settings.refuse_sliding_window(hyper)
     stated = settings.read_biases(hyper, names) | settings.read_named(hyper, names, config)
     config = {**architecture.config, **stated, **config}
@@ -313,6 +313,22 @@ ARCHITECTURES: dict[str, Architecture | Callable[[Hyperparameters], Architecture
         growth=describe.latent_growth,
     ),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 4}, rules=INTERLEAVED),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM"),
+    "seed_oss": Architecture("seed_oss", "SeedOssForCausalLM"),
+    "ernie4_5": Architecture("ernie4_5", "Ernie4_5ForCausalLM", scales_rope=False),
+    "command-r": Architecture("cohere", "CohereForCausalLM", scales_rope=False),
+    "cohere2": Architecture("cohere2", "Cohere2ForCausalLM", describe=describe.cohere2, scales_rope=False),
+    "dots1": Architecture(
+        *("dots1", "Dots1ForCausalLM"),
+        fixed={"expert_gating_func": (SIGMOID,)},
+        describe=describe.shared_experts,
+        scales_rope=False,
+    ),
+    "nemotron": Architecture(
+        *("nemotron", "NemotronForCausalLM", {"hidden_act": "relu2"}), rules=PLUS_ONE, scales_rope=False
+    ),
+    "stablelm": Architecture("stablelm", "StableLmForCausalLM", scales_rope=False),
+    "starcoder2": Architecture("starcoder2", "Starcoder2ForCausalLM", scales_rope=False),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", describe=describe.hunyuan),
     "hunyuan-moe": Architecture("hunyuan", "HunYuanMoEV1ForCausalLM", describe=describe.hunyuan),
 }

@@ -22,7 +22,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "attention.layer_norm_rms_epsilon": (
         *("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon"),
     ),
-    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "attention.sliding_window": ("sliding_window", "sliding_window_size"),
     "attention.scale": ("attention_multiplier",),
     "attention.temperature_scale": ("llama_4_scaling_beta",),
@@ -35,6 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
+    "use_parallel_residual": ("use_parallel_residual",),
     "altup.num_inputs": ("altup_num_inputs",),
     "altup.active_idx": ("altup_active_idx",),
     "full_attention_interval": ("full_attention_interval",),
@@ -182,8 +183,9 @@ def read_biases(hyper: Hyperparameters, names: frozenset[str]) -> dict[str, Any]
     normed = "attn_q_norm.weight" in ends
     found = {
         **dict.fromkeys(("attention_bias", "use_qkv_bias"), attention),
-        **dict.fromkeys(("mlp_bias",), mlp),
-        **dict.fromkeys(("use_bias",), attention or mlp),
+        "attention_out_bias": "attn_output.bias" in ends,
+        "mlp_bias": mlp,
+        "use_bias": attention or mlp,
         **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), normed),
     }
     return {name: value for name, value in found.items() if name in names}

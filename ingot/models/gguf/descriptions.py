@@ -151,6 +151,11 @@ def gemma3(hyper: Hyperparameters, config: Config) -> Config:
     }
 
 
+def cohere2(hyper: Hyperparameters, config: Config) -> Config:
+    period = window_period(hyper, config["num_hidden_layers"], 4)
+    return {"sliding_window": hyper.integer("attention.sliding_window"), "sliding_window_pattern": period}
+
+
 def gemma3n(hyper: Hyperparameters, config: Config) -> Config:
     layers, tensors = config["num_hidden_layers"], hyper.file.tensors
     widths, scales = hyper.layers("feed_forward_length", layers), hyper.get("activation_sparsity_scale")

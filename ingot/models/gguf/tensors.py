@@ -110,7 +110,10 @@ def _wanted_tensor(
     if not sources:
         source = _source(file, known, path, names)
         sources, shapes = (source,), (_shape_in_file(file, source, shape),)
-    how: dict[str, Any] = {"plain": not hasattr(module, "to_quantized"), "in_blocks": type(module) in BLOCK_MODULES}
+    how: dict[str, Any] = {
+        "plain": not (path.endswith(".weight") and hasattr(module, "to_quantized")),
+        "in_blocks": type(module) in BLOCK_MODULES,
+    }
     further = tuple(zip(sources[1:], shapes[1:], strict=True))
     return WantedTensor(sources[0], path, shapes[0], shape, further=further, **how | dict(stored.how))
 

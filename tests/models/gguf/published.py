@@ -127,6 +127,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("glm4", {}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5}),
+    "olmo2": ("olmo2", {}),
+    "seed_oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": False}),
+    "ernie4_5": ("ernie4_5", {}),
+    "cohere": ("command-r", {"logit_scale": 0.25}),
+    "cohere2": (
+        "cohere2",
+        {"logit_scale": 0.25, "num_hidden_layers": 4, "sliding_window": 12, "sliding_window_pattern": 4},
+    ),
+    "dots1": ("dots1", {"num_key_value_heads": 4}),
+    "nemotron": ("nemotron", {"partial_rotary_factor": 0.5}),
+    "stablelm": ("stablelm", {}),
+    "starcoder2": ("starcoder2", {"rope_theta": 10000.0, "tie_word_embeddings": False}),
     "hunyuan_v1_dense": ("hunyuan-dense", {}),
     "hunyuan": ("hunyuan-moe", {"use_cla": False, "cla_share_factor": 1}),
 }
@@ -141,7 +153,7 @@ def describe(family: str) -> dict[str, Any]:
     config = family_configs.config(name)
     config = {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
     config.pop("text_config", None)
-    if not family.startswith("gemma"):
+    if not family.startswith(("gemma", "cohere2")):
         config["sliding_window"] = None
     return {**config, **SIZES, **FAMILIES[family][1]}
 
@@ -183,6 +195,7 @@ KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -234,7 +247,25 @@ def metadata_of(family: str, config: dict[str, Any]) -> dict[str, object]:
         }
     if family.startswith("gemma4"):
         hyper |= _gemma4(config, kinds)
-    if family in ("glm4", "minimax"):
+    if family in ("cohere", "cohere2", "nemotron", "stablelm", "starcoder2"):
+        del hyper["attention.layer_norm_rms_epsilon"]
+        hyper |= {"attention.layer_norm_epsilon": 1e-5}
+    if family == "stablelm":
+        hyper |= {"use_parallel_residual": False}
+    if family == "cohere2":
+        hyper |= {"attention.sliding_window_pattern": [True, True, True, False]}
+    if family == "dots1":
+        hyper |= {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        }
+    if family in ("glm4", "minimax", "nemotron", "stablelm"):
         hyper |= {"rope.dimension_count": config.get("rotary_dim", head // 2)}
     if "mamba" in kinds or family.startswith(("nemotron_h", "lfm2", "granitemoehybrid")):
         hyper |= _hybrid(family, config, kinds)
@@ -414,7 +445,7 @@ def as_published(family: str, config: dict[str, Any], weights: Tensors) -> Tenso
 def _as_published(family: str, config: dict[str, Any], name: str, array: np.ndarray) -> Tensors:
     layer = re.search(r"layers\.(\d+)\.", name)
     block = f"blk.{layer[1]}." if layer else ""
-    if family in ("gemma", "gemma2") and name.endswith("norm.weight"):
+    if family in ("gemma", "gemma2", "nemotron") and name.endswith("norm.weight"):
         return {name: array + 1}
     if re.search(r"self_attn\.[qk]_proj\.", name) and family.startswith(("ministral3", "granite", "smollm3")):
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
