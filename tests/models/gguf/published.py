@@ -1,7 +1,7 @@
 """Writes random models of mlx-lm's as GGUF files, by the rules of llama.cpp's converter for each family.
 
-This knows nothing of how ingot reads files. That llama.cpp reads these as they are meant was seen by comparing its
-logits with those of the originals (`python -m tests.models.gguf.against_llama_cpp`).
+This knows nothing of how ingot reads files. By `tests/oracle/test_llama_cpp.py`, llama.cpp computes of these files what
+their originals compute.
 """
 
 from __future__ import annotations
