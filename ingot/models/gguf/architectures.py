@@ -41,7 +41,6 @@ class Architecture:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values of settings that the model is made for
     describe: Describe | None = None
     rules: Mapping[str, Rule] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)  # parts of mlx-lm's names, and what was published
     theta: float = 10_000.0  # the base of rotation, if files do not state it
     scales_rope: bool = True
     growth: Growth | None = None  # of attention scores with the scale of positions, as configs state it
@@ -62,7 +61,7 @@ def read_blueprint(file: GGUFModel) -> Blueprint:
     hyper.refuse_unread()
     flat = config.get("text_config", config)
     model = build_skeleton(config)
-    tensors = wanted_tensors(file, name, flat, model, architecture.rules, architecture.names)
+    tensors = wanted_tensors(file, name, flat, model, architecture.rules)
     behind = tuple(f"blk.{layer}." for layer in range(flat["num_hidden_layers"], hyper.integer("block_count")))
     head = _head_tensors(architecture, file, tensors, behind) if behind else []
     written = {source for item in head for source, _ in item.sources(file.tensors)}
@@ -177,7 +176,7 @@ _GRANITE_SHARED = Architecture(
         r"shared_mlp\.input_linear\.": one_behind_another("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
     },
 )
-_DELTA = {"norm_topk_prob": True, "partial_rotary_factor": 0.25}
+_DELTA = {"norm_topk_prob": True}
 _LATENT_RULES: dict[str, Rule] = {r"self_attn\.(kv_b_proj|embed_q|unembed_out)\.weight$": describe.keys_and_values}
 
 

@@ -18,7 +18,7 @@ from ingot.errors import ModelError
 from ingot.models.gguf.blueprint import ROPE_FREQS
 from ingot.models.gguf.config import layer_kinds, window_period
 from ingot.models.gguf.file import Hyperparameters
-from ingot.models.gguf.tensors import Parameter, Rule, Stored, as_stored, from_rows
+from ingot.models.gguf.tensors import Parameter, Rule, Stored, as_stored, from_rows, log_of_negated
 
 SOFTMAX, SIGMOID = 1, 2  # how files number the router's function
 MANY = float(1 << 30)  # divisors of frequencies above it mean that a pair is not rotated
@@ -272,7 +272,7 @@ def _value_heads(config: Any, size: int) -> np.ndarray:
 def delta_values(parameter: Parameter) -> Stored:
     """Parameters with a row, or a number, for each value head or each of its values."""
     config, count = parameter.config, parameter.shape[0]
-    convert = {"convert": lambda values: np.log(-values)} if parameter.path.endswith("A_log") else {}
+    convert = {"convert": log_of_negated} if parameter.path.endswith("A_log") else {}
     return as_stored(rows=_value_heads(config, count // config["linear_num_value_heads"]), **convert)
 
 

@@ -80,14 +80,13 @@ def wanted_tensors(
     config: Mapping[str, Any],
     model: nn.Module,
     rules: Mapping[str, Rule],
-    names: Mapping[str, str],
 ) -> list[WantedTensor]:
     """Raises ModelError for a parameter that files of this architecture have no tensor for."""
     known = get_tensor_name_map(ARCHITECTURE_IDS[architecture], config["num_hidden_layers"])
     modules = dict(model.named_modules())
     parameters: Any = tree_flatten(model.parameters())
     return [
-        _wanted_tensor(file, known, config, path, tuple(array.shape), modules[path.rpartition(".")[0]], rules, names)
+        _wanted_tensor(file, known, config, path, tuple(array.shape), modules[path.rpartition(".")[0]], rules)
         for path, array in parameters
     ]
 
@@ -100,7 +99,6 @@ def _wanted_tensor(
     shape: tuple[int, ...],
     module: nn.Module,
     rules: Mapping[str, Rule],
-    names: Mapping[str, str],
 ) -> WantedTensor:
     layer = re.search(r"layers\.(\d+)\.", path)
     parameter = Parameter(path, shape, f"blk.{layer[1]}." if layer else "", config, file)
@@ -108,7 +106,7 @@ def _wanted_tensor(
     stored = next((found for rule in matching if (found := rule(parameter)) is not None), Stored((), (), {}))
     sources, shapes = stored.names, stored.shapes
     if not sources:
-        source = _source(file, known, path, names)
+        source = _source(file, known, path)
         sources, shapes = (source,), (_shape_in_file(file, source, shape),)
     how: dict[str, Any] = {
         "plain": not (path.endswith(".weight") and hasattr(module, "to_quantized")),
@@ -118,11 +116,11 @@ def _wanted_tensor(
     return WantedTensor(sources[0], path, shapes[0], shape, further=further, **how | dict(stored.how))
 
 
-def _source(file: GGUFModel, known: TensorNameMap, path: str, names: Mapping[str, str]) -> str:
+def _source(file: GGUFModel, known: TensorNameMap, path: str) -> str:
     if path.endswith("lm_head.weight") and "output.weight" not in file.tensors:
         return "token_embd.weight"
     published = path
-    for ours, theirs in {**names, **PUBLISHED_NAMES}.items():
+    for ours, theirs in PUBLISHED_NAMES.items():
         published = re.sub(ours, theirs, published)
     name: str | None = known.get_name(published, try_suffixes=(".weight", ".bias"))
     if name is None:
@@ -197,13 +195,13 @@ INTERLEAVED: dict[str, Rule] = {
 PLUS_ONE: dict[str, Rule] = {r"norm\.weight$": plus_one}
 
 
-def _log_of_negated(values: np.ndarray) -> np.ndarray:
+def log_of_negated(values: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.log(-values).astype(np.float32)
 
 
 USUAL_RULES: dict[str, Rule] = {
-    r"\.A_log$": lambda parameter: as_stored(convert=_log_of_negated),
+    r"\.A_log$": lambda parameter: as_stored(convert=log_of_negated),
     r"(mlp\.experts|switch_mlp|switch_glu)\.gate_proj\.weight$": half_of_each("ffn_gate_up_exps.weight", 0),
     r"(mlp\.experts|switch_mlp|switch_glu)\.up_proj\.weight$": half_of_each("ffn_gate_up_exps.weight", 1),
 }

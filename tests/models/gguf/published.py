@@ -89,6 +89,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next": ("qwen3next", {"partial_rotary_factor": 0.25}),
     "ministral3": ("mistral3", {"layer_types": None}),
+    "ministral3-plain": (
+        "mistral3",
+        {
+            "layer_types": None,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "type": "default",
+                "rope_type": "default",
+                "original_max_position_embeddings": 512,
+                "llama_4_scaling_beta": 0.0,
+            },
+        },
+    ),
     "mistral4": (
         "mistral4",
         {
@@ -146,7 +159,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def describe(family: str) -> dict[str, Any]:
     """The family's configuration, of its language model alone."""
-    name = family.split("-moe")[0].split("-small")[0].split("-long")[0]
+    name = family.split("-moe")[0].split("-small")[0].split("-long")[0].split("-plain")[0]
     name = {"granitemoeshared": "granitemoehybrid", "phi3": "phi3"}.get(name, name)
     if family == "gemma4-moe":
         name = "gemma4_text"
