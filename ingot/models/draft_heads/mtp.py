@@ -202,6 +202,10 @@ def build_mtp_head(
     text = changed["text_config"] if isinstance(changed.get("text_config"), dict) else changed
     size, eps = int(text["hidden_size"]), float(text.get(source.wiring.eps) or 1e-6)
     text.update(source.wiring.alone)
+    rope = text.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:  # as newer configs have it, and not all of mlx-lm's models
+        scaling = None if rope.get("rope_type", "default") == "default" else rope
+        text["rope_theta"], text["rope_scaling"] = rope["rope_theta"], text.get("rope_scaling") or scaling
     model_class, args_class = model_classes(config=changed)
     alone = model_class(args_class.from_dict(changed))
     tensors = read_head_tensors(source, alone)

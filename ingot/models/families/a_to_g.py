@@ -25,6 +25,13 @@ from ingot.models.families.description import (
 
 _LATENT_ATTENTION = AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())
 
+# Heads of models with indexers attend to all tokens: what they propose is verified in any case.
+_SPARSE_MTP = MtpSpec(
+    copies=("embed_tokens.", "shared_head.head.", "self_attn.indexer."),
+    alone={"model_type": "deepseek_v3", "num_hidden_layers": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1},
+    array_masks=True,
+)
+
 _BAILING_ATTENTION = AttentionSpec(
     heads="num_attention_heads",
     kv_heads="num_key_value_heads",
@@ -141,6 +148,7 @@ FAMILIES = (
         mlps={"DeepseekV32MLP": MlpSpec()},
         moes={"DeepseekV32MoE": biased_moe()},
         layers={"DeepseekV32DecoderLayer": two_blocks()},
+        head=_SPARSE_MTP,
     ),
     # dots.llm1.
     ModelFamily(
@@ -317,6 +325,8 @@ FAMILIES = (
         layers={"Glm4MoeLiteDecoderLayer": two_blocks()},
         head=MtpSpec(array_masks=True),
     ),
+    # GLM 5, whose classes are DeepSeek V3.2's.
+    ModelFamily("glm_moe_dsa", head=_SPARSE_MTP),
     # GPT-2 and its kin, whose positions are embedded, GPT-J and GPT-NeoX.
     ModelFamily(
         "gpt2",

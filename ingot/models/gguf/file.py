@@ -257,6 +257,31 @@ class Hyperparameters:
         self._read.add(key)
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
+    def was_read(self, key: str) -> bool:
+        return key in self._read
+
+    def setting(self, key: str) -> bool | int | float | None:
+        """A flag, a whole number that is not negative, or a finite number; a list of one for each layer is accepted
+        where all are the same. None where the file does not state it."""
+        value = self.get(key)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]
+        if isinstance(value, list):
+            raise ModelError(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int) and value < 0:
+            raise ModelError(f"{self.architecture}.{key} is {value}, which is negative")
+        return value if isinstance(value, int) else self.number(key)
+
+    def layers(self, key: str, count: int) -> list[int]:
+        """A whole number for each of so many layers, which the file may state once for all."""
+        value = self.get(key)
+        values = value[:count] if isinstance(value, list) else [value] * count
+        if len(values) != count or not all(type(item) is int and item >= 0 for item in values):
+            raise ModelError(f"{self.architecture}.{key} is no whole number for each of {count} layers")
+        return values
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive whole number; a list of one for each layer is accepted where all are the same."""
         value = self.get(key, default)

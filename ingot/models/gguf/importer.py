@@ -8,12 +8,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import LlamaFileType
+from gguf.quants import quantize
 
 from ingot.errors import ModelError
 from ingot.models.files.gguf_files import GgufReferences, GgufSourceFile, ReferencedTensor, write_references
@@ -31,6 +33,7 @@ from ingot.models.gguf.quant_types import (
     PACKED_BITS,
     QUANT_GROUP,
     SMALL_BLOCKS,
+    PackedRows,
     block_units,
     dequantize_rows,
     narrowest_float,
@@ -43,6 +46,7 @@ from ingot.models.gguf.tokenizer import TokenizerFiles, build_tokenizer
 DRAFT_HEAD_MARK = ".nextn."  # in the names of tensors of a draft head
 NUMBER_KINDS = (Kind.F32, Kind.F16, Kind.BF16)
 KINDS_THAT_STAY = frozenset({*BLOCK_BITS, *SMALL_BLOCKS, *NUMBER_KINDS})  # formats whose tensors need not be converted
+MOST_PIECES = 4096  # of a tensor that stays in the file
 CHUNK_WEIGHTS = 1 << 24  # weights unpacked at a time; bounds the memory that a huge matrix needs
 FILE_TYPES = {
     each.value: each.name.removeprefix("MOSTLY_").removeprefix("ALL_")
@@ -100,7 +104,8 @@ def _check_tensors(file: GGUFModel, plan: Blueprint) -> None:
             _check_tensor(file, name, shape)
         kinds = sorted({entry.type.name for entry in _tensor_entries(file, item)})
         if len(kinds) > 1 and item.join is None:
-            raise ModelError(f"the experts of {item.source!r} are of unlike types: {', '.join(kinds)}")
+            parts = "experts" if item.experts else "parts"
+            raise ModelError(f"the {parts} of {item.source!r} are of unlike types: {', '.join(kinds)}")
     for name in file.tensors:
         if name not in wanted and name not in plan.spent:
             architecture = file.metadata["general.architecture"]
@@ -125,18 +130,30 @@ def _tensor_entries(file: GGUFModel, item: WantedTensor) -> list[TensorEntry]:
 
 
 def _quant_kind(file: GGUFModel, item: WantedTensor) -> Kind:
-    return _tensor_entries(file, item)[0].type
+    """The tensor's format; blocks whose columns come in another order, and that MLX has no form of, get a finer one."""
+    kind = _tensor_entries(file, item)[0].type
+    return Kind.Q8_0 if item.columns is not None and kind in BLOCK_BITS and kind not in PACKED_BITS else kind
 
 
 def _is_packed(file: GGUFModel, item: WantedTensor) -> bool:
-    can_pack = len(item.shape) > 1 and not item.plain and _quant_kind(file, item) in PACKED_BITS
-    return can_pack and not _stays_in_blocks(file, item)
+    can_pack = len(item.target_shape) > 1 and not item.plain and _quant_kind(file, item) in PACKED_BITS
+    return can_pack and not _stays_in_blocks(file, item) and (item.columns is None or _group_order(item) is not None)
 
 
 def _stays_in_blocks(file: GGUFModel, item: WantedTensor) -> bool:
     """Matrices of the K formats, those of experts too."""
-    matrices = (len(item.shape) == 2 or item.experts) and not item.plain and item.join is None
-    return matrices and _quant_kind(file, item) in BLOCK_BITS
+    matrices = (len(item.target_shape) == 2 or item.experts) and item.in_blocks and not item.plain
+    return matrices and item.join is None and item.columns is None and _quant_kind(file, item) in BLOCK_BITS
+
+
+def _group_order(item: WantedTensor) -> np.ndarray | None:
+    """Which group of columns with a scale in common comes first, second...; None where groups are torn apart."""
+    assert item.columns is not None, "columns stay where they are"
+    if len(item.columns) % QUANT_GROUP:
+        return None
+    groups = item.columns.reshape(-1, QUANT_GROUP)
+    together = np.all(groups == groups[:, :1] + np.arange(QUANT_GROUP)) and np.all(groups[:, 0] % QUANT_GROUP == 0)
+    return groups[:, 0] // QUANT_GROUP if together else None
 
 
 def _tensors_that_stay(file: GGUFModel, plan: Blueprint, progress: Progress) -> list[WantedTensor]:
@@ -155,7 +172,10 @@ def _tensors_that_stay(file: GGUFModel, plan: Blueprint, progress: Progress) -> 
 
 def _may_stay(file: GGUFModel, item: WantedTensor) -> bool:
     kind = _quant_kind(file, item)
-    if len(item.shape) == 1 or item.join is not None or item.target_shape or kind not in KINDS_THAT_STAY:
+    converted = item.join is not None or item.columns is not None or item.convert is not None
+    if len(item.target_shape) == 1 or item.shape[-1] != item.target_shape[-1] or converted:
+        return False
+    if kind not in KINDS_THAT_STAY or len(_pieces(file, item)) > MOST_PIECES:
         return False
     return kind in NUMBER_KINDS or _stays_in_blocks(file, item) or _is_packed(file, item)
 
@@ -182,13 +202,23 @@ def _references(file: GGUFModel, staying: list[WantedTensor]) -> GgufReferences:
         tensors={
             item.target: ReferencedTensor(
                 kind=_quant_kind(file, item).name,
-                shape=item.shape,
-                pieces=tuple((numbers[entry.file.path], entry.offset) for entry in _tensor_entries(file, item)),
+                shape=item.target_shape,
+                pieces=tuple((numbers[entry.file.path], offset) for entry, offset in _pieces(file, item)),
                 heads=item.heads,
             )
             for item in staying
         },
     )
+
+
+def _pieces(file: GGUFModel, item: WantedTensor) -> list[tuple[TensorEntry, int]]:
+    """Where the tensor's rows are, in pieces of equally many."""
+    entries = _tensor_entries(file, item)
+    if item.rows is None:
+        return [(entry, entry.offset) for entry in entries]
+    (entry,), edges = entries, np.flatnonzero(np.diff(item.rows) != 1) + 1
+    rows = math.gcd(*(end - start for start, end in pairwise((0, *edges.tolist(), len(item.rows)))))
+    return [(entry, entry.offset + int(row) * entry.row_bytes) for row in item.rows[::rows]]
 
 
 def _tensor_names(file: GGUFModel, plan: Blueprint) -> list[str]:
@@ -225,14 +255,15 @@ def _converted_tensors(file: GGUFModel, plan: Blueprint, progress: Progress) -> 
     message = f"converting {file.path.name}"
     for item, size in zip(plan.tensors, sizes, strict=True):
         progress(message, done, total)
-        if len(item.shape) == 1:
-            yield [_float_vector(file, item)]
+        if len(item.target_shape) == 1 or item.convert is not None:
+            yield [_float_numbers(file, item)]
         elif _is_packed(file, item):
             yield _packed_matrix(file, item)
         elif _stays_in_blocks(file, item):
             yield [_raw_blocks(file, item)]
         elif item.join is not None:
-            parts = [_check_finite(entry, _dequantized_floats([entry], item)) for entry in _tensor_entries(file, item)]
+            entries = _tensor_entries(file, item)
+            parts = [_check_finite(each, _dequantized_floats([each], item).reshape(each.shape)) for each in entries]
             yield [NamedTensor(item.target, item.join(parts))]
         else:
             yield [_dense_matrix(file, item)]
@@ -240,17 +271,22 @@ def _converted_tensors(file: GGUFModel, plan: Blueprint, progress: Progress) -> 
     progress(message, total, total)
 
 
-def _float_vector(file: GGUFModel, item: WantedTensor) -> NamedTensor:
+def _float_numbers(file: GGUFModel, item: WantedTensor) -> NamedTensor:
     """Norms and biases: few numbers that matter much, so float32."""
     (entry,) = _tensor_entries(file, item)
-    values = dequantize_rows(entry.rows(0, 1), entry.type).astype(np.float32)[0]
-    values = _check_finite(entry, values[_row_order(item, 0, len(values))])
-    return NamedTensor(item.target, (values - np.float32(item.minus)).reshape(item.target_shape or item.shape))
+    rows = math.prod(entry.shape[:-1])
+    values = dequantize_rows(entry.rows(0, rows), entry.type).astype(np.float32)
+    if len(item.target_shape) == 1:
+        values = values.ravel()
+        values = values[_row_order(item, 0, len(values)) if item.rows is None else item.rows]
+    if item.convert is not None:
+        values = item.convert(_check_finite(entry, values))
+    return NamedTensor(item.target, np.ascontiguousarray(_check_finite(entry, values).reshape(item.target_shape)))
 
 
 def _packed_matrix(file: GGUFModel, item: WantedTensor) -> list[NamedTensor]:
     kind, (first, *_) = _quant_kind(file, item), _tensor_entries(file, item)
-    chunks = [pack_blocks(raw, kind) for raw in _chunks(file, item)]
+    chunks = [_in_column_order(pack_blocks(raw, kind), item) for raw in _chunks(file, item)]
     weight = _reshape_rows(item, [chunk.weight for chunk in chunks])
     scales = _reshape_rows(item, [chunk.scales for chunk in chunks])
     if kind == Kind.MXFP4:
@@ -267,9 +303,18 @@ def _packed_matrix(file: GGUFModel, item: WantedTensor) -> list[NamedTensor]:
     ]
 
 
+def _in_column_order(packed: PackedRows, item: WantedTensor) -> PackedRows:
+    if item.columns is None:
+        return packed
+    order = _group_order(item)
+    assert order is not None, "whole groups are moved"
+    words = packed.weight.reshape(len(packed.weight), len(order), -1)[:, order].reshape(len(packed.weight), -1)
+    return PackedRows(words, packed.scales[:, order], None if packed.biases is None else packed.biases[:, order])
+
+
 def _reshape_rows(item: WantedTensor, chunks: list[np.ndarray]) -> np.ndarray:
     """Chunks of rows, in the tensor's own shape."""
-    return np.concatenate(chunks).reshape(*item.shape[:-1], -1)
+    return np.concatenate(chunks).reshape(*item.target_shape[:-1], -1)
 
 
 def _raw_blocks(file: GGUFModel, item: WantedTensor) -> NamedTensor:
@@ -281,18 +326,19 @@ def _raw_blocks(file: GGUFModel, item: WantedTensor) -> NamedTensor:
 
 def _dense_matrix(file: GGUFModel, item: WantedTensor) -> NamedTensor:
     entries = _tensor_entries(file, item)
+    columns = slice(None) if item.columns is None else item.columns
     if entries[0].type == Kind.BF16:
-        bits = _reshape_rows(item, [raw.view("<u2") for raw in _chunks(file, item)])
+        bits = np.concatenate([raw.view("<u2")[:, columns] for raw in _chunks(file, item)]).reshape(item.target_shape)
         if np.any(bits & 0x7F80 == 0x7F80):
             raise _not_finite(entries[0])
         return NamedTensor(item.target, bits, bfloat16=True)
-    return NamedTensor(item.target, _check_finite(entries[0], _dequantized_floats(entries, item)).reshape(item.shape))
+    values = _check_finite(entries[0], _dequantized_floats(entries, item))
+    return NamedTensor(item.target, np.ascontiguousarray(values[:, columns]).reshape(item.target_shape))
 
 
 def _dequantized_floats(entries: list[TensorEntry], item: WantedTensor) -> np.ndarray:
-    """F16 and F32 as they are; quantised ones as float16, or as float32 where that overflows."""
+    """F16 and F32 rows as they are; quantised ones as float16, or as float32 where that overflows."""
     kind = entries[0].type
-    shape = (*((len(entries),) if len(entries) > 1 else ()), *entries[0].shape)
 
     def rows() -> Iterator[np.ndarray]:
         return (dequantize_rows(raw, kind) for entry in entries for raw in _chunks_of(entry, item))
@@ -300,20 +346,29 @@ def _dequantized_floats(entries: list[TensorEntry], item: WantedTensor) -> np.nd
     if kind not in (Kind.F16, Kind.F32):
         try:
             with np.errstate(over="raise"):
-                return np.concatenate([chunk.astype(np.float16) for chunk in rows()]).reshape(shape)
+                return np.concatenate([chunk.astype(np.float16) for chunk in rows()])
         except FloatingPointError:
             pass
-    return np.concatenate(list(rows())).reshape(shape)
+    return np.concatenate(list(rows()))
 
 
 def _chunks(file: GGUFModel, item: WantedTensor) -> Iterator[np.ndarray]:
     for entry in _tensor_entries(file, item):
-        yield from _chunks_of(entry, item)
+        for raw in _chunks_of(entry, item):
+            kind = _quant_kind(file, item)
+            yield raw if kind == entry.type else quantize(dequantize_rows(raw, entry.type), kind)
 
 
 def _chunks_of(entry: TensorEntry, item: WantedTensor) -> Iterator[np.ndarray]:
     """The rows of a tensor, in the model's order, as many at a time as memory allows."""
     rows, columns = math.prod(entry.shape[:-1]), entry.shape[-1]
+    if item.rows is not None:
+        step = max(1, CHUNK_WEIGHTS // columns)
+        for start in range(0, len(item.rows), step):
+            chosen = item.rows[start : start + step]
+            first = int(chosen.min())
+            yield entry.rows(first, int(chosen.max()) + 1)[chosen - first]
+        return
     head = rows // item.heads if item.heads else 1
     step = max(1, CHUNK_WEIGHTS // (columns * head)) * head
     for start in range(0, rows, step):
@@ -389,7 +444,7 @@ def _quantization(file: GGUFModel, plan: Blueprint) -> dict[str, Any]:
     kinds = {
         item.module: _quant_kind(file, item) if _is_packed(file, item) else None
         for item in plan.tensors
-        if len(item.shape) > 1 and not item.plain
+        if len(item.target_shape) > 1 and not item.plain
     }
     forms = {module: packed_format(kind) if kind is not None else None for module, kind in kinds.items()}
     counted = Counter(json.dumps(form) for form in forms.values() if form)

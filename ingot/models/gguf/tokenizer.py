@@ -18,7 +18,10 @@ from ingot.errors import ModelError, nearest_name
 
 # Texts of tokens that end an answer, whichever of them the file names as its end token.
 ENDINGS = frozenset(
-    {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
+    {
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"),
+        *("<turn|>", "<|tool_response>"),
+    }
 )
 SPACE_MARK = "\u2581"
 
@@ -82,9 +85,11 @@ def build_tokenizer(metadata: Mapping[str, Any], embedding_rows: int) -> Tokeniz
     if kind == "gpt2":
         tokenizer, begins = _byte_level(vocabulary)
     elif kind == "llama":
-        tokenizer, begins = _sentencepiece(vocabulary), True
+        tokenizer, begins = _marked_spaces(vocabulary, _merges_by_score(vocabulary), prefixed=True), True
+    elif kind == "gemma4":
+        tokenizer, begins = _marked_spaces(vocabulary, _stated_merges(vocabulary), prefixed=False), True
     else:
-        raise ModelError(f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are supported")
+        raise ModelError(f"tokenizer.ggml.model is {kind!r}; gpt2, llama and gemma4 are supported")
     _add_tokens(tokenizer, vocabulary)
     _add_ends(tokenizer, vocabulary, begins)
     default, named = _chat_templates(metadata)
@@ -122,13 +127,9 @@ def _list_of(value: Any, kind: type) -> list[Any] | None:
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     if vocabulary.flag("add_space_prefix", False):
         raise ModelError("tokenizer.ggml.add_space_prefix is set, which is not supported for gpt2 vocabularies")
-    merges = _list_of(vocabulary.option("merges"), str)
-    if merges is None:
-        raise ModelError("the file lacks tokenizer.ggml.merges")
+    merges = _stated_merges(vocabulary)
     splitting = pretokenizer_named(vocabulary.option("pre"))
-    tokenizer = Tokenizer(
-        _bpe(vocabulary, [_split_merge(merge) for merge in merges], ignore_merges=splitting.whole_words)
-    )
+    tokenizer = Tokenizer(_bpe(vocabulary, merges, ignore_merges=splitting.whole_words))
     if splitting.nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitting.pre_tokenizer()
@@ -144,6 +145,13 @@ def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any)
     return models.BPE(vocab=vocabulary.ids, merges=merges, **options)
 
 
+def _stated_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
+    merges = _list_of(vocabulary.option("merges"), str)
+    if merges is None:
+        raise ModelError("the file lacks tokenizer.ggml.merges")
+    return [_split_merge(merge) for merge in merges]
+
+
 def _split_merge(merge: str) -> tuple[str, str]:
     gap = merge.find(" ", 1)
     if gap < 0 or gap + 1 == len(merge):
@@ -151,14 +159,16 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return merge[:gap], merge[gap + 1 :]
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+def _marked_spaces(vocabulary: _Vocabulary, merges: list[tuple[str, str]], *, prefixed: bool) -> Tokenizer:
+    """SentencePiece's: texts whose spaces are marked, and bytes where there is no token. `prefixed`: texts begin with
+    such a mark unless the file says otherwise."""
     if vocabulary.flag("remove_extra_whitespaces", False) or vocabulary.option("precompiled_charsmap"):
         raise ModelError("the vocabulary normalises its text (tokenizer.ggml), which is not supported")
-    prefixed = vocabulary.flag("add_space_prefix", True)
+    prefixed = vocabulary.flag("add_space_prefix", prefixed)
     has_bytes = bool(vocabulary.of_type(TokenType.BYTE))
     model = _bpe(
         vocabulary,
-        _merges_by_score(vocabulary),
+        merges,
         unk_token=vocabulary.token("unknown"),
         fuse_unk=True,
         byte_fallback=has_bytes,
@@ -192,7 +202,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 def _add_tokens(tokenizer: Tokenizer, vocabulary: _Vocabulary) -> None:
     """Adds the tokens that are never the result of merging."""
     special = {TokenType.CONTROL}
-    if vocabulary.option("model") == "llama":
+    if vocabulary.option("model") != "gpt2":
         special.add(TokenType.UNKNOWN)
     tokenizer.add_tokens(
         [
@@ -227,7 +237,8 @@ def _eos_ids(vocabulary: _Vocabulary) -> tuple[int, ...]:
     if eos is None:
         raise ModelError("the file lacks tokenizer.ggml.eos_token_id")
     named = [number for number in (vocabulary.id("eot"), vocabulary.id("eom")) if number is not None]
-    by_text = [vocabulary.ids[token] for token in vocabulary.of_type(TokenType.CONTROL) if token in ENDINGS]
+    whole = vocabulary.of_type(TokenType.CONTROL, TokenType.USER_DEFINED)
+    by_text = [vocabulary.ids[token] for token in whole if token in ENDINGS]
     return tuple(dict.fromkeys([eos, *named, *sorted(by_text)]))
 
 
@@ -263,6 +274,10 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _SEED = rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 
 # Words end where lower case turns to upper, so that CamelCase comes apart.
@@ -315,16 +330,18 @@ PRETOKENIZERS: dict[str, PretokenizerSplit] = {
     **dict.fromkeys(("gpt-2", "phi-2", "trillion"), PretokenizerSplit((_GPT2,))),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "minerva-7b"), PretokenizerSplit((r"\p{N}", _GPT2))),
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         PretokenizerSplit((_LLAMA3,), whole_words=True, begins=True),
     ),
     **dict.fromkeys(("smaug-bpe", "dbrx"), PretokenizerSplit((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), PretokenizerSplit((_QWEN2,), nfc=True)),
-    "megrez": PretokenizerSplit((_QWEN2,)),
+    "qwen35": PretokenizerSplit((_QWEN35,), nfc=True),
+    **dict.fromkeys(("megrez", "stablelm2", "hunyuan", "solar-open"), PretokenizerSplit((_QWEN2,))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PretokenizerSplit((_BAILING,))),
     "tekken": PretokenizerSplit((_TEKKEN,), whole_words=True, begins=True),
-    "gpt-4o": PretokenizerSplit((_GPT4O,)),
+    **dict.fromkeys(("gpt-4o", "minimax-m2"), PretokenizerSplit((_GPT4O,))),
     "seed-coder": PretokenizerSplit((_SEED,)),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), PretokenizerSplit((_LLAMA3,), whole_words=True)),
+    **dict.fromkeys(("glm4", "glm5", "chatglm-bpe"), PretokenizerSplit((_LLAMA3,), whole_words=True)),
     "olmo": PretokenizerSplit((_GPT2,), nfc=True),
     "deepseek-coder": PretokenizerSplit((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")),
     "deepseek-llm": PretokenizerSplit(
@@ -337,7 +354,10 @@ PRETOKENIZERS: dict[str, PretokenizerSplit] = {
             r"\p{N}",
         )
     ),
-    "deepseek-v3": PretokenizerSplit((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense"),
+        PretokenizerSplit((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3)),
+    ),
 }
 
 

@@ -22,7 +22,7 @@ from tests.models.layers import family_configs
 Tensors = dict[str, mx.array]
 FAMILIES = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
-    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo", "ernie4_5_moe", "nemotron_h"),
+    *("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "mimo", "ernie4_5_moe", "nemotron_h"),
 )
 
 

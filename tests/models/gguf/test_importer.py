@@ -313,8 +313,8 @@ Change = dict[str, object]
     [
         (
             "llama",
-            {"general.architecture": "llama4"},
-            "'llama4' are not supported .nearest: llama.; supported are: llama",
+            {"general.architecture": "llama9"},
+            "'llama9' are not supported .nearest: llama.; supported are: llama",
         ),
         ("llama", {"llama.block_count": None}, "lacks llama.block_count"),
         ("llama", {"llama.block_count": 4_000_000_000}, "more than the file has tensors"),

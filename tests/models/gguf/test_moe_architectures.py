@@ -344,10 +344,10 @@ def test_layers_that_propose_tokens_are_left_out_of_glm(tmp_path: Path) -> None:
     ("family", "hyper", "reason"),
     [
         ("qwen3_moe", {"expert_gating_func": 2}, "expert_gating_func is 2"),
-        ("qwen3_moe", {"expert_weights_norm": False}, "expert_weights_norm is False"),
+        ("mixtral", {"expert_weights_norm": False}, "expert_weights_norm is False"),
         ("qwen3_moe", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, r"scales rotary positions \(yarn\)"),
         ("olmoe", {"expert_weights_scale": 2.5}, "expert_weights_scale is 2.5"),
-        ("granitemoe", {"expert_shared_feed_forward_length": 64}, "expert_shared_feed_forward_length is 64"),
+        ("olmoe", {"expert_shared_feed_forward_length": 64}, "expert_shared_feed_forward_length is 64"),
         ("deepseek_v2", {"expert_weights_norm": True}, "expert_weights_norm is True"),
         ("deepseek_v3", {"leading_dense_block_count": 3}, "leading_dense_block_count is 3 of 2 layers"),
         ("glm4_moe", {"nextn_predict_layers": 2}, "nextn_predict_layers is 2 of 2 layers"),

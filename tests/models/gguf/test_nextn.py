@@ -17,7 +17,9 @@ from ingot.models.draft_heads.checkpoint import find_head
 from ingot.models.draft_heads.mtp import draft_head_rows, load_mtp_head
 from ingot.models.probe import logits_gap
 from tests.engines import GPU
+from tests.models.gguf import published
 from tests.models.gguf.making import TinyModel, random_rows
+from tests.models.gguf.published import random_model
 from tests.models.gguf.test_moe_architectures import HIDDEN, TOKENS, as_gguf, imported, original
 
 mx = pytest.importorskip("mlx.core")
@@ -105,3 +107,32 @@ def test_packed_experts_of_a_head_stay_packed(tmp_path: Path) -> None:
     stored = mx.load(str(folder / "model.safetensors"))
     assert stored["model.layers.2.mlp.switch_mlp.up_proj.weight"].dtype == mx.uint32
     assert np.isfinite(np.array(drafts(folder, current_device()).astype(mx.float32))).all()
+
+
+def test_the_head_of_a_hybrid_is_imported_by_the_names_that_it_was_published_with(tmp_path: Path) -> None:
+    config, weights = random_model("qwen3_5", tmp_path / "plain")
+    rng, prefix = np.random.default_rng(3), "language_model.model.layers.3."
+    head = {name.replace(prefix, "mtp.layers.0."): array for name, array in weights.items() if name.startswith(prefix)}
+    hidden = config["hidden_size"]
+    shapes = {"fc": (hidden, 2 * hidden), "norm": (hidden,)}
+    shapes |= dict.fromkeys(("pre_fc_norm_embedding", "pre_fc_norm_hidden"), (hidden,))
+    for name, shape in shapes.items():
+        head[f"mtp.{name}.weight"] = rng.normal(len(shape) == 1, 0.1, shape).astype(np.float32)
+    model = published.as_gguf("qwen3_5", config, weights, lambda name: Kind.F32)
+    model.metadata |= {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    for name in list(model.tensors):
+        if name.startswith("blk.3."):
+            model.tensors[name.replace("blk.3.", "blk.4.")] = model.tensors[name]
+    parts = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head_norm",
+    }
+    for ours, theirs in parts.items():
+        array = head[f"mtp.{ours}.weight"]
+        model.tensors[f"blk.4.nextn.{theirs}.weight"] = (Kind.F32, array.shape, array)
+    stored = {name: mx.array(array) for name, array in (weights | head).items()}
+    mx.save_safetensors(str(tmp_path / "plain" / "model.safetensors"), stored)
+    gap = logits_gap(drafts(imported(model, tmp_path), current_device()), drafts(tmp_path / "plain", current_device()))
+    assert gap < 0.03

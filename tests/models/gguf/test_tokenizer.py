@@ -43,6 +43,8 @@ def test_each_way_of_cutting_keeps_its_own_boundaries() -> None:
     assert pieces("gpt-2", "it's 1234 x  y") == ["it", "'s", " 1234", " x", " ", " y"]
     assert pieces("tekken", "CamelCase 12") == ["Camel", "Case", " ", "1", "2"]
     assert pieces("gpt-4o", "CamelCase's 1234") == ["Camel", "Case's", " ", "123", "4"]
+    assert pieces("qwen35", "ก็ IT'S 12") == ["ก็", " IT", "'S", " ", "1", "2"]
+    assert pieces("bailingmoe", "x\r\n\ny's 12") == ["x", "\r\n\n", "y", "'s", " ", "1", "2"]
     assert pieces("default", "a+b 1234") == ["a", "+", "b", " ", "123", "4"]
 
 
@@ -108,6 +110,14 @@ def test_sentencepiece_joins_the_best_scored_neighbours_and_falls_back_to_bytes(
 def test_sentencepiece_without_a_space_prefix_leaves_the_start_alone() -> None:
     vocabulary = sentencepiece_vocabulary() | {"tokenizer.ggml.add_space_prefix": False}
     assert tokens_of(vocabulary, "hello world") == ["hello", "▁world"]
+
+
+def test_merges_of_marked_spaces_are_taken_in_the_order_of_the_file() -> None:
+    merges = ["h e", "l l", "he ll", "▁ w", "o r", "▁w or"]
+    vocabulary = sentencepiece_vocabulary() | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+    del vocabulary["tokenizer.ggml.scores"]
+    assert tokens_of(vocabulary, "hello worlé") == ["hell", "o", "▁wor", "l", "<0xC3>", "<0xA9>"]
+    assert tokens_of(vocabulary, "hell", special=True) == ["<s>", "hell"]
 
 
 @pytest.mark.parametrize("prefixed", [True, False])
