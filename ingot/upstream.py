@@ -107,6 +107,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU
 ArraysCache: Any = caches.ArraysCache
 """Typed loosely: mlx-lm declares less of it than its models use."""
 
+CACHE_MODULES: Final = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
+"""The modules whose caches our states stand in for, by the classes' names."""
+
 Classes = Callable[..., tuple[Any, Any]]
 """From `config` to the class of a model and that of its arguments."""
 
@@ -224,6 +227,7 @@ def packing_of(path: str, module: Any, weights: Mapping[str, mx.array]) -> dict[
 
 
 __all__ = [
+    "CACHE_MODULES",
     "ArraysCache",
     "MultiLinear",
     "QuantizedMultiLinear",

@@ -34,7 +34,6 @@ TOLERANCE = 2e-4
 WIDEST = 128
 
 REFUSED = {
-    "deepseek_v41": ("keeps its state in a LayerCache", "its own cache, which ours cannot stand in for"),
     "phi3small": ("see the ones after them", "its sparse layers add a boolean mask to the scores as a number"),
 }
 NEEDS_METAL = {
@@ -44,10 +43,12 @@ NEEDS_METAL = {
 
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
+    "deepseek_v41": "its own caches, each of one sequence",
     "llama-dynamic": "RoPE whose base follows a single length",
 }
 UNMIXED = {
     "afm7": "layers that reuse keys read another layer's cache",
+    "deepseek_v41": ONE_BY_ONE["deepseek_v41"],
     "iquestloopcoder": "each layer is run twice, over two caches",
     "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
@@ -257,7 +258,7 @@ def test_every_family_of_mlx_lm_is_among_these() -> None:
     assert modules == {family_configs.config(name)["model_type"] for name in family_configs.FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["afm7", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
+@pytest.mark.parametrize("name", ["afm7", "deepseek_v41", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
 def test_the_engine_answers_alike_alone_and_in_company_where_rows_do_not_mix(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
