@@ -103,7 +103,7 @@ def _run_with_selection(
     """Logits at the positions `at` [rows, n]."""
     if selection is None:
         return _logits_at(model(tokens, cache=layers), at)
-    selection.at = at
+    selection.at, selection.width = at, tokens.shape[1]
     try:
         return _logits_at(model(tokens, cache=layers), at)
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +16,7 @@ import mlx.nn as nn
 
 from ingot.errors import ModelError
 from ingot.extras import install_command, missing_packages
+from ingot.models.families.registry import MODEL_FAMILIES
 from ingot.models.vision.loading import sanitized_vlm_weights, unloaded_mlx_vlm_model
 from ingot.upstream import RENAMED, import_upstream, model_classes
 
@@ -63,6 +63,7 @@ class _VlmLanguage(nn.Module):
     """The language part of mlx-vlm's model."""
 
     _package: ModuleType
+    language_model: Any
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -70,7 +71,9 @@ class _VlmLanguage(nn.Module):
         whole = unloaded_mlx_vlm_model(self._package, config)
         part = getattr(whole, _LANGUAGE_PART, None)
         if not hasattr(part, "layers"):
-            raise ModelError(f"Models of type {self.model_type} do not continue text: mlx-vlm has no language part of them.")
+            raise ModelError(
+                f"Models of type {self.model_type} do not continue text: mlx-vlm has no language part of them."
+            )
         self.language_model = part
         # As a module of this one, its other parts would be loaded.
         vars(self)["whole"] = whole
@@ -118,6 +121,5 @@ def _why_unknown(config: Mapping[str, Any]) -> str:
 def _related_types(family: str) -> list[str]:
     """Known types of the same make: their names begin with the same letters."""
     maker = re.match(r"[a-z]*", family.lower())
-    models = import_upstream("mlx_lm.models").__path__[0]
-    known = {path.stem for path in Path(models).glob("*.py") if "Model(nn.Module)" in path.read_text()} | RENAMED.keys()
+    known = MODEL_FAMILIES.keys() | RENAMED.keys()
     return sorted(name for name in known if maker and len(maker[0]) > 2 and name.lower().startswith(maker[0]))

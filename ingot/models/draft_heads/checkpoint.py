@@ -33,7 +33,7 @@ from ingot.models.gguf.weights import with_gguf_blocks, with_gguf_tensors
 from ingot.models.vision.loading import VISION_FAMILIES
 from ingot.models.vision.tower import language_classes
 from ingot.models.vlm_language import language_classes_of
-from ingot.upstream import model_classes, packing_of
+from ingot.upstream import packing_of
 
 HEAD_FILE = "model-mtp.safetensors"
 """What ingot itself calls a head's file."""

@@ -98,7 +98,7 @@ class AttentionSpec:
     position_scale: PositionScaleSpec | None = None
     rope: str = "rope"
     rope_periods: str | None = None  # of a RoPE that is no module
-    rotates: str | None = None  # whether the module's RoPE is used; always where None, if it has one
+    rotates: str | tuple[str, ...] = ()  # any of these says whether its RoPE is used; always where none is named
     gated: bool = False  # the query projection also gives a gate for the output
     gate: str | None = None  # the projection of a gate for the output, for each head or each number, where there is one
     gate_act: Literal["sigmoid", "softplus"] = "sigmoid"

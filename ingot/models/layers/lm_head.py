@@ -40,6 +40,8 @@ class LogitsSelection:
 
     def __init__(self) -> None:
         self.at: mx.array | None = None
+        self.width = 0
+        """Tokens of a row in this pass. A head that the model's code calls for fewer at a time computes all of them."""
         self.was_used = False
         self.tapped_modules: tuple[str, ...] = ()
         """Modules whose inputs are the hidden states to capture, instead of the output head's."""
@@ -70,7 +72,7 @@ class LogitsSelection:
     def select(self, hidden: mx.array) -> mx.array:
         if not self.tapped_modules:
             self.capture("", hidden)
-        if self.at is None or hidden.ndim != 3:
+        if self.at is None or hidden.ndim != 3 or hidden.shape[1] != self.width:
             return hidden
         self.was_used = True
         return mx.take_along_axis(hidden, self.at[..., None], axis=1)

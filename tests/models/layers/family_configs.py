@@ -1,4 +1,4 @@
-"""Tiny random-weight models of mlx-lm's families and of those that only mlx-vlm has, as `families.toml` describes them."""
+"""Tiny random-weight models of mlx-lm's families, and of mlx-vlm's beyond these, as `families.toml` describes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def upstream_files() -> list[Path]:
 
 def config(name: str) -> dict[str, Any]:
     """What the `config.json` of such a model holds."""
-    own = dict(FAMILIES.get(name) or VLM_FAMILIES[name])
+    own = dict((FAMILIES | VLM_FAMILIES)[name])
     family = own.pop("family", name)
     inside = own.pop("inside", None)
     around = own.pop("around", {})

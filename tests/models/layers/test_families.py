@@ -41,22 +41,24 @@ NEEDS_METAL = {
     "muse_spark": "norms and RoPE in a Metal kernel alone",
 }
 
+OWN_CACHES = "its own caches, each of one sequence"
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
-    "deepseek_v41": "its own caches, each of one sequence",
+    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "glm5_next", "hy_v4", "qwen4_exp"), OWN_CACHES),
+    "inkling": "distances between tokens from a single length",
     "llama-dynamic": "RoPE whose base follows a single length",
 }
 UNMIXED = {
+    **{name: why for name, why in ONE_BY_ONE.items() if name != "inkling"},
     "afm7": "layers that reuse keys read another layer's cache",
-    "deepseek_v41": ONE_BY_ONE["deepseek_v41"],
     "iquestloopcoder": "each layer is run twice, over two caches",
-    "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
     "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
 
 SERVED = [name for name in family_configs.FAMILIES if name not in {*REFUSED, *NEEDS_METAL, *family_configs.UNLOADABLE}]
+ONLY_MLX_VLMS = [*family_configs.VLM_FAMILIES]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -129,6 +131,12 @@ def _is_window(cache: Any) -> bool:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(name: str) -> None:
+    check(name, current_device())
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", ONLY_MLX_VLMS)
+def test_so_does_a_family_that_only_mlx_vlm_has(name: str) -> None:
     check(name, current_device())
 
 
