@@ -11,6 +11,8 @@ from ingot.models.families.description import (
     IndexerSpec,
     LatentSpec,
     LayerInputSpec,
+    LightningSpec,
+    LinearUnitSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -69,11 +71,17 @@ FAMILIES = (
             "MultiLatentAttention": AttentionSpec(heads="num_heads", kv_heads=1, out="dense", latent=LatentSpec())
         },
         mlps={"MLP": MlpSpec()},
+        recurrences={"LinearAttention": LightningSpec()},
     ),
     ModelFamily(
         "bailing_moe", attention={"BailingMoeAttention": _BAILING_ATTENTION}, mlps={"BailingMoeMLP": MlpSpec()}
     ),
-    ModelFamily("bailing_moe_linear", attention={"Attention": _BAILING_ATTENTION}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "bailing_moe_linear",
+        attention={"Attention": _BAILING_ATTENTION},
+        mlps={"MLP": MlpSpec()},
+        recurrences={"LinearAttention": LightningSpec()},
+    ),
     ModelFamily(
         "bailing_moe_v3",
         attention={
@@ -286,6 +294,7 @@ FAMILIES = (
         "recurrent_gemma",
         attention={"LocalAttentionBlock": AttentionSpec(heads="num_heads", kv_heads=1)},
         mlps={"MLPBlock": MlpSpec(act="gelu_tanh")},
+        recurrences={"RecurrentBlock": LinearUnitSpec()},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
     # GLM.

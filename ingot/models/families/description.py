@@ -229,7 +229,32 @@ class ShortConvSpec:
     """A gated convolution over a few tokens, as Liquid's."""
 
 
-RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec
+@dataclass(frozen=True)
+class SelectiveScanSpec:
+    """Mamba 1's scan behind a convolution. Steps, keys and queries may be normed."""
+
+    norms: tuple[str, str, str] | None = None  # by these modules,
+    normed: str = ""  # or, if this is true, without weights,
+    eps: str | None = None  # with this
+
+
+@dataclass(frozen=True)
+class PlamoScanSpec:
+    """PLaMo 2's scan behind a convolution."""
+
+
+@dataclass(frozen=True)
+class LightningSpec:
+    """Lightning attention, linear attention whose heads each have one decay. The names are Bailing's."""
+
+
+@dataclass(frozen=True)
+class LinearUnitSpec:
+    """Gated linear recurrent units (RG-LRU) behind a convolution. The names are RecurrentGemma's."""
+
+
+ScanSpec = SelectiveScanSpec | PlamoScanSpec | LightningSpec | LinearUnitSpec
+RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec | ScanSpec
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
+from ingot.models.layers.scans import ScanMixer, scan_mixer_of
 from ingot.models.lora.layers import LoraMapping
 
 _NO_CONTEXT = nullcontext()
@@ -128,7 +129,7 @@ def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _is_known_mixer(module: nn.Module) -> bool:
-    return isinstance(module, MixedAttention | SplitMixer) or attention_spec_of(module) is not None
+    return isinstance(module, MixedAttention | SplitMixer | ScanMixer) or attention_spec_of(module) is not None
 
 
 def _takes_cache(module: nn.Module) -> bool:
@@ -162,7 +163,7 @@ def swap_mixers(
         if attention is not None:
             return attention
         recurrence = None if kernels is None else kernel_recurrence(module, kernels.recurrent)
-        return extend(module, SplitMixer, "Split") if recurrence is None else recurrence
+        return recurrence or scan_mixer_of(module) or extend(module, SplitMixer, "Split")
 
     model.update_modules(tree_unflatten([(path, replacement_for(module)) for path, module in found]))
     return len(found)
@@ -193,7 +194,7 @@ _WHOLE_LAYERS = (LayerStandIn, LayerInputsDecoder)
 SWAPPED_PARTS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "layers": _WHOLE_LAYERS,
     "attention": (*_WHOLE_LAYERS, MixedAttention, MixedDecoder),
-    "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence),
+    "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence, ScanMixer),
     "experts": (*_WHOLE_LAYERS, JoinedMoe, GroupedSwitchGLU),
     "MLPs": (*_WHOLE_LAYERS, GatedMLP, JoinedMLP),
 }

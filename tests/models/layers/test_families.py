@@ -140,7 +140,9 @@ def test_so_does_a_family_that_only_mlx_vlm_has(name: str) -> None:
     check(name, current_device())
 
 
-@pytest.mark.parametrize("name", ["baichuan_m1", "cohere-normed", "dbrx", "gpt2", "llama-dynamic", "plamo"])
+@pytest.mark.parametrize(
+    "name", ["baichuan_m1", "bailing_hybrid", "cohere-normed", "dbrx", "gpt2", "jamba", "llama-dynamic", "plamo"]
+)
 def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
     check(name, engines.GPU)
 
