@@ -8,6 +8,7 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     DecoderSpec,
+    GatedConvSpec,
     IndexerSpec,
     LatentSpec,
     LayerInputSpec,
@@ -224,6 +225,7 @@ FAMILIES = (
         "gear",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), cap="attn_logit_softcapping")},
         norms={"GearRMSNorm": NormSpec("rms", one_more=True)},
+        recurrences={"ConvKVGatedMixer": GatedConvSpec()},
     ),
     # Gemma, whose norms multiply by one more than their weights.
     ModelFamily(

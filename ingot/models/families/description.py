@@ -253,7 +253,12 @@ class LinearUnitSpec:
     """Gated linear recurrent units (RG-LRU) behind a convolution. The names are RecurrentGemma's."""
 
 
-ScanSpec = SelectiveScanSpec | PlamoScanSpec | LightningSpec | LinearUnitSpec
+@dataclass(frozen=True)
+class GatedConvSpec:
+    """Convolutions over keys and values, gated by queries. The names are GEAR's."""
+
+
+ScanSpec = GatedConvSpec | SelectiveScanSpec | PlamoScanSpec | LightningSpec | LinearUnitSpec
 RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec | ScanSpec
 
 

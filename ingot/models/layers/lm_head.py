@@ -26,9 +26,9 @@ from ingot.models.layers.modules import (
     temporarily_extended,
 )
 
-LM_HEAD_NAMES = ("lm_head", "embed_out", "output")
-TIED_HEAD_NAMES = (
-    *("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings"),
+LM_HEAD_NAMES = frozenset({"lm_head", "embed_out", "output"})
+TIED_HEAD_NAMES = frozenset(
+    {"embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings"}
 )
 
 
@@ -184,11 +184,11 @@ def select_at_lm_head(model: nn.Module) -> LogitsSelection | None:
     return selection
 
 
-def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module] | None:
-    """The one module with one of these names, if it is of a kind that can be an output head."""
+def _only_module(model: nn.Module, names: frozenset[str]) -> tuple[str, nn.Module] | None:
+    """The one module with one of these names, or in such a module, if it is of a kind that can be an output head."""
     found = [
         (path, module)
         for path, module in model.named_modules()
-        if path.rsplit(".", 1)[-1] in names and type(module) in KNOWN_HEADS
+        if not names.isdisjoint(path.rsplit(".", 2)[-2:]) and type(module) in KNOWN_HEADS
     ]
     return found[0] if len(found) == 1 else None

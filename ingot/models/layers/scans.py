@@ -17,7 +17,13 @@ import mlx.nn as nn
 
 from ingot.cache.forward_batch import TokenSpan
 from ingot.cache.layer_state import RecurrentState
-from ingot.models.families.description import LightningSpec, LinearUnitSpec, PlamoScanSpec, SelectiveScanSpec
+from ingot.models.families.description import (
+    GatedConvSpec,
+    LightningSpec,
+    LinearUnitSpec,
+    PlamoScanSpec,
+    SelectiveScanSpec,
+)
 from ingot.models.families.registry import recurrence_spec_of
 from ingot.models.layers.modules import extend
 
@@ -176,11 +182,37 @@ class GatedLinearUnits(ScanMixer):
         return y, [after]
 
 
+class GatedConvolutions(ScanMixer):
+    """Values gated by queries and keys, where keys and values come from convolutions, as in GEAR."""
+
+    def _mix(self, x: mx.array, state: RecurrentState, options: dict[str, Any]) -> mx.array:
+        flat, sharing = x.reshape(-1, x.shape[-1]), self.num_key_value_groups
+        queries, keys = (
+            norm(project(flat).reshape(len(flat), -1, self.head_dim))
+            for norm, project in ((self.q_norm, self.q_proj), (self.k_norm, self.k_proj))
+        )
+        tails = state.in_place(*[(self.L_cache - 1, self.kv_dim)] * 2)
+
+        def convolved(key: mx.array, value: mx.array, k: mx.array, v: mx.array, _: mx.array) -> Any:
+            pairs = (key, k, self.key_conv), (value, v, self.value_conv)
+            joined = [mx.concatenate([tail.astype(own.dtype), own], axis=1) for own, tail, _ in pairs]
+            made = [convolution(own) for own, (_, _, convolution) in zip(joined, pairs, strict=True)]
+            return mx.concatenate(made, axis=-1), [own[:, own.shape[1] - k.shape[1] :] for own in joined]
+
+        y, after = over_rows(state.pieces, [keys.flatten(1), self.v_proj(flat)], tails, convolved)
+        state.put_rows(after)
+        keys, values = (
+            mx.repeat(each.reshape(len(flat), -1, self.head_dim), sharing, axis=1) for each in mx.split(y, 2, axis=-1)
+        )
+        return self.o_proj((mx.sigmoid(queries * keys) * values).flatten(1)).reshape(x.shape)
+
+
 _MIXERS: dict[type, type[ScanMixer]] = {
     SelectiveScanSpec: SelectiveScan,
     PlamoScanSpec: PlamoScan,
     LightningSpec: LightningAttention,
     LinearUnitSpec: GatedLinearUnits,
+    GatedConvSpec: GatedConvolutions,
 }
 
 

@@ -52,7 +52,6 @@ UNMIXED = {
     **{name: why for name, why in ONE_BY_ONE.items() if name != "inkling"},
     "afm7": "layers that reuse keys read another layer's cache",
     "iquestloopcoder": "each layer is run twice, over two caches",
-    "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
