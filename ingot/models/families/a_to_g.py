@@ -95,6 +95,8 @@ FAMILIES = (
             )
         },
     ),
+    # BitNet, whose weights are -1, 0 and 1.
+    ModelFamily("bitnet", attention={"Attention": AttentionSpec(output_norm="attn_sub_norm")}),
     # Cohere's Command models.
     ModelFamily(
         "cohere",

@@ -85,6 +85,7 @@ class AttentionSpec:
     )
     tiled_heads: bool = False  # a head attends to the KV head with its number modulo theirs, not to one with neighbours
     input_norm: str | None = None  # norms the states that are projected
+    output_norm: str | None = None  # norms what all heads have attended to, before it is projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
     norm_eps: str | float | None = None  # of norms of queries and keys that are no modules
     norm_weights: tuple[str, str] | None = None  # of such norms, for each number of each head; None: they have none

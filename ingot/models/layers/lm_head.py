@@ -94,6 +94,13 @@ class _SelectsBeforeHead:
         return y
 
 
+class _SelectsOutput:
+    selection: LogitsSelection
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.selection.select(super().__call__(*args, **kwargs))  # type: ignore[misc]
+
+
 _LINEAR = (nn.Linear, nn.QuantizedLinear, PackedLinear, DenseLinear, QuantizedKernelLinear, DenseKernelLinear)
 _TIED = (
     nn.Embedding,
@@ -172,13 +179,18 @@ def tap_hidden_states(model: nn.Module, paths: Sequence[str], selection: LogitsS
 
 
 def select_at_lm_head(model: nn.Module) -> LogitsSelection | None:
-    """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
+    """Swap the model's output head for one that computes only selected positions, or, if that is no module, what gives
+    it its input; None if neither is known."""
     found = _find_lm_head(model)
+    selection = LogitsSelection()
     if found is None:
-        return None
-    path, module = found
-    selection, kind = LogitsSelection(), type(module)
-    replacement = adopt_module(module, SELECTIVE_HEADS.get(kind, kind))  # one that was swapped before keeps its kind
+        path, module = "model", model.get("model")
+        if not isinstance(module, nn.Module) or not isinstance(model.get("lm_head"), mx.array):
+            return None
+        replacement = extend(module, _SelectsOutput, "Selective")
+    else:
+        (path, module), kind = found, type(found[1])
+        replacement = adopt_module(module, SELECTIVE_HEADS.get(kind, kind))  # one swapped before keeps its kind
     replacement.selection = selection
     model.update_modules(tree_unflatten([(path, replacement)]))
     return selection

@@ -25,6 +25,7 @@ from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.forward import run_forward
 from ingot.models.layers.swapping import find_mixers, unknown_mixers
+from ingot.models.precision import repack_ternary_layers
 from ingot.models.probe import logits_gap
 from ingot.upstream import caches
 from tests import engines, tiny
@@ -37,7 +38,6 @@ REFUSED = {
     "phi3small": ("see the ones after them", "its sparse layers add a boolean mask to the scores as a number"),
 }
 NEEDS_METAL = {
-    "bitnet": "packed ternary weights, multiplied by a Metal kernel alone",
     "muse_spark": "norms and RoPE in a Metal kernel alone",
 }
 
@@ -112,6 +112,7 @@ class Batch:
 
 def family(name: str, device: Device) -> Family:
     model = family_configs.build(name)
+    repack_ternary_layers(model)
     asked = caches.make_prompt_cache(model)
     rng = random.Random(3)
     # Only windows forget, and not before a few hundred tokens.
