@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,12 +18,10 @@ from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.records import restore_row, take_record
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
-from ingot.kernels.cpu import native
 from ingot.kernels.device import GPUS, Device, current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.forward import run_forward
-from ingot.models.layers.swapping import find_mixers, unknown_mixers
 from ingot.models.precision import repack_ternary_layers
 from ingot.models.probe import logits_gap
 from ingot.upstream import caches
@@ -247,20 +244,6 @@ def test_a_family_whose_code_does_not_load_is_refused_with_a_reason(name: str, t
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"weight": mx.zeros(1)})
     with pytest.raises(ModelError, match="a package for it that is not installed"):
         load_model_adapter(tmp_path, current_device())
-
-
-@pytest.mark.skipif(not native.available(), reason="latent attention is mlx-lm's own without kernels")
-def test_the_page_of_models_names_the_families_that_run_mlx_lms_own_mixers() -> None:
-    page = (Path(__file__).parents[3] / "docs/models.md").read_text()
-    named = page.partition("families run mlx-lm's own mixers")[2].partition(". ")[0]
-    own = {family_configs.config(name)["model_type"] for name in {*SERVED, *NEEDS_METAL} if runs_mlx_lms_mixers(name)}
-    assert re.findall(r"`(.*?)`", named) == sorted(own)
-
-
-def runs_mlx_lms_mixers(name: str) -> bool:
-    """A model without mixers has all of its attention in the code of the decoder."""
-    model = family_configs.skeleton(name)
-    return bool(unknown_mixers(model)) or not find_mixers(model)
 
 
 def test_every_family_of_mlx_lm_is_among_these() -> None:
