@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 PACKAGE: Final = "mlx_lm"
 
@@ -166,7 +167,9 @@ def load_model(
     model's own code raises for a folder that it cannot read."""
     config = {**load_config(folder), **(model_config or {})}
     blocks = _fp8_blocks(folder, config)
-    if blocks is None and _is_packed_by_others(folder, config):
+    packing = _packing_by_others(folder, config)
+    is_gptq = packing.get("quant_method") == "gptq" and config.get("quantization") is None
+    if blocks is None and not is_gptq and _is_packed_by_others(folder, config):
         loaded: tuple[Any, dict[str, Any]] = import_upstream(f"{PACKAGE}.utils").load_model(
             folder, lazy=True, model_config=model_config, get_model_classes=get_model_classes
         )
@@ -179,10 +182,14 @@ def load_model(
     weights = {name: array for file in files for name, array in _arrays(file).items()}
     if blocks is not None:
         weights, config = _without_fp8(weights, config, blocks)
+    elif is_gptq:
+        weights, config = _without_gptq(weights, packing), {**config, "quantization": _gptq_form(packing)}
     model_class, args_class = get_model_classes(config=config)
     model = model_class(args_class.from_dict(config))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
+    if is_gptq:
+        weights = _without_zero_biases(weights, model)
     if config.get("quantization") is not None:
         _pack(model, config["quantization"], weights)
     model.eval()
@@ -256,6 +263,42 @@ def _unpacked_fp8(name: str, weight: mx.array, scale: mx.array, blocks: tuple[in
                 raise ValueError(f"{name} has scales for {scale.shape[axis]} blocks, and {size} numbers")
             scale = mx.take(mx.repeat(scale, block, axis=axis), mx.arange(size), axis=axis)
     return (mx.from_fp8(weight, dtype=mx.float32) * scale).astype(mx.bfloat16)
+
+
+def _gptq_form(packing: Mapping[str, Any]) -> dict[str, int]:
+    return {"group_size": int(packing.get("group_size", 128)), "bits": int(packing.get("bits", 4))}
+
+
+def _without_gptq(weights: Mapping[str, mx.array], packing: Mapping[str, Any]) -> dict[str, mx.array]:
+    """GPTQ's weights in MLX's format, with the same values. mlx-lm reads these files as AWQ's, which pack another
+    axis, or refuses them."""
+    form, found = _gptq_form(packing), dict[str, mx.array]()
+    each, bits, one_less = 32 // form["bits"], form["bits"], packing.get("checkpoint_format", "gptq") != "gptq_v2"
+    for name, array in weights.items():
+        path, _, part = name.rpartition(".")
+        if part == "qweight":
+            groups = weights.get(f"{path}.g_idx")
+            if groups is not None and not mx.array_equal(groups, mx.arange(groups.size) // form["group_size"]).item():
+                raise ValueError(f"{path} was packed in another order of its inputs (desc_act), which MLX lacks")
+            scales, packed = weights[f"{path}.scales"].T, weights[f"{path}.qzeros"].view(mx.uint32)
+            zeros = (packed[..., None] >> (mx.arange(each, dtype=mx.uint32) * bits)) & ((1 << bits) - 1)
+            zeros = zeros.reshape(len(packed), -1).T.astype(mx.float32) + one_less
+            found[f"{path}.weight"] = mx.contiguous(array.T).view(mx.uint32)
+            found[f"{path}.scales"] = mx.contiguous(scales)
+            found[f"{path}.biases"] = (-zeros * scales).astype(scales.dtype)
+        elif part not in ("g_idx", "qzeros", "scales"):
+            found[name] = array
+    return found
+
+
+def _without_zero_biases(weights: Mapping[str, mx.array], model: Any) -> dict[str, mx.array]:
+    """GPTQ's files have biases also for layers without any."""
+    own = dict(tree_flatten(model.parameters()))
+    return {
+        name: array
+        for name, array in weights.items()
+        if name in own or not name.endswith(".bias") or mx.any(array != 0).item()
+    }
 
 
 def _arrays(file: Path) -> dict[str, mx.array]:

@@ -226,6 +226,44 @@ def test_weights_in_8_bit_floats_become_bfloat16_of_the_same_values(packing: dic
         assert mx.array_equal(weight, wanted[name]).item(), name
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gptqs_weights_have_the_same_values_in_mlxs_format(bits: int, tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "intermediate_size": 64}
+    stored, wanted, each = dict[str, mx.array](), dict[str, mx.array](), 32 // bits
+    shifts = mx.arange(each, dtype=mx.uint32) * bits
+    for name, weight in tree_flatten(random_models.build(config).parameters()):
+        if not name.endswith("_proj.weight"):
+            stored[name] = weight
+            continue
+        rows, columns = weight.shape
+        path, groups = name.removesuffix(".weight"), columns // 32
+        codes = mx.random.randint(0, 1 << bits, (columns, rows)).astype(mx.uint32)
+        zeros = mx.random.randint(1, 1 << bits, (groups, rows)).astype(mx.uint32)
+        scales = mx.random.uniform(0.5, 1, (groups, rows))
+        values = (codes.reshape(groups, 32, rows).astype(mx.float32) - zeros[:, None]) * scales[:, None]
+        wanted[path] = values.reshape(columns, rows).T
+        stored[f"{path}.qweight"] = (codes.reshape(-1, each, rows) << shifts[:, None]).sum(axis=1).view(mx.int32)
+        stored[f"{path}.qzeros"] = ((zeros - 1).reshape(groups, -1, each) << shifts).sum(axis=-1).view(mx.int32)
+        stored |= {f"{path}.scales": scales, f"{path}.g_idx": mx.arange(columns) // 32, f"{path}.bias": mx.zeros(rows)}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    packing = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    model, _ = load_model(tmp_path)
+    for path, module in model.named_modules():
+        if path in wanted:
+            values = mx.dequantize(module.weight, module.scales, module.biases, 32, bits)
+            assert mx.allclose(values, wanted[path], atol=1e-4).item(), path
+
+
+def test_gptqs_weights_in_another_order_are_refused(tmp_path: Path) -> None:
+    stored = {"a.qweight": mx.zeros((4, 8), mx.int32), "a.g_idx": mx.zeros(32, mx.int32) + 1}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    packing = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIGS["llama"], "quantization_config": packing}))
+    with pytest.raises(ValueError, match="desc_act"):
+        load_model(tmp_path)
+
+
 def test_scales_that_do_not_fit_their_weights_are_refused(tmp_path: Path) -> None:
     stored = {"model.norm.weight": mx.zeros((20, 8), mx.uint8), "model.norm.weight_scale_inv": mx.zeros((3, 1))}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
