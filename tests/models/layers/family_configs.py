@@ -60,7 +60,7 @@ def build(name: str) -> Any:
     from mlx.utils import tree_map_with_path
 
     def widened(path: str, weight: mx.array) -> mx.array:
-        if "norm" in path or not mx.issubdtype(weight.dtype, mx.floating):
+        if "norm" in path or path.endswith("signs") or not mx.issubdtype(weight.dtype, mx.floating):
             return weight
         return weight + 0.2 * mx.random.normal(weight.shape)
 
