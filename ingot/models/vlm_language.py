@@ -39,10 +39,10 @@ def _mlx_vlm_package(config: Mapping[str, Any]) -> ModuleType | None:
     """None where mlx-vlm has none, or is not installed."""
     if missing_packages("vision"):
         return None
-    utils = import_upstream("mlx_vlm.utils")
+    name = import_upstream("mlx_vlm.utils").MODEL_REMAPPING.get(_type_of(config), _type_of(config))
     try:
-        package: ModuleType = utils.get_model_and_args({"model_type": _type_of(config)})[0]
-    except (ImportError, KeyError, ValueError):
+        package = import_upstream(f"mlx_vlm.models.{name}")
+    except ImportError:
         return None
     return package if hasattr(package, "ModelConfig") else None
 
