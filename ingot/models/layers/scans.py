@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.cache.forward_batch import TokenSpan
+from ingot.cache.forward_batch import ForwardBatch, MixedBatch, TokenSpan
 from ingot.cache.layer_state import RecurrentState
 from ingot.models.families.description import (
     GatedConvSpec,
@@ -59,7 +59,7 @@ class SelectiveScan(ScanMixer):
         inner, gate = mx.split(self.in_proj(x.reshape(-1, x.shape[-1])), 2, axis=-1)
         shapes = (self.conv_kernel_size - 1, channels), (channels, size)
         tails, states = state.in_place(*shapes)
-        inner, [tails] = over_rows(state.pieces, [inner], [tails], self._convolve)
+        inner, [tails] = over_rows(state, [inner], [tails], self._convolve)
         steps, keys, queries = mx.split(self.x_proj(inner), [rank, rank + size], axis=-1)
         if spec.norms is not None:
             steps, keys, queries = (
@@ -83,7 +83,7 @@ class SelectiveScan(ScanMixer):
             return y, [h]
 
         wide = [each.astype(mx.float32) for each in (inner, steps, keys, queries)]
-        y, [states] = over_rows(state.pieces, wide, [states], scan)
+        y, [states] = over_rows(state, wide, [states], scan)
         state.put_rows([tails, states])
         y = (y + self.D * wide[0]) * nn.silu(gate.astype(mx.float32))
         return self.out_proj(y.astype(x.dtype)).reshape(x.shape)
@@ -101,9 +101,7 @@ class PlamoScan(ScanMixer):
         gate, inner = (each.flatten(1) for each in mx.split(joint, 2, axis=-1))
         shapes = (self.conv_kernel_size - 1, heads * size), (heads, size, self.d_state)
         tails, states = state.in_place(*shapes)
-        inner, [tails] = over_rows(
-            state.pieces, [inner], [tails], lambda own, tail, _: convolve(own, tail, self.conv1d)
-        )
+        inner, [tails] = over_rows(state, [inner], [tails], lambda own, tail, _: convolve(own, tail, self.conv1d))
         keys, queries, steps = mx.split(self.bcdt_proj(inner), [self.d_state, 2 * self.d_state], axis=-1)
         steps = self.dt_proj(mx.fast.rms_norm(steps, self.dt_norm_weight, eps))
         keys, queries = (
@@ -118,7 +116,7 @@ class PlamoScan(ScanMixer):
             y, h = update(by_head, self.A_log, *own, self.D, step, self.dt_bias, h.astype(u.dtype))
             return y.flatten(2), [h]
 
-        y, [states] = over_rows(state.pieces, [inner, keys, queries, steps], [states], scan)
+        y, [states] = over_rows(state, [inner, keys, queries, steps], [states], scan)
         state.put_rows([tails, states])
         return self.out_proj((y * nn.silu(gate)).astype(x.dtype)).reshape(x.shape)
 
@@ -141,7 +139,7 @@ class LightningAttention(ScanMixer):
             return y.swapaxes(1, 2).flatten(2), [h]
 
         flat = [each.swapaxes(1, 2).reshape(-1, heads, size) for each in (queries, keys, values)]
-        y, after = over_rows(state.pieces, flat, state.in_place((heads, size, size)), scan)
+        y, after = over_rows(state, flat, state.in_place((heads, size, size)), scan)
         state.put_rows(after)
         y = self.g_norm(y.astype(x.dtype).reshape(*x.shape[:2], -1)) * mx.sigmoid(self.g_proj(x))
         return self.dense(y)
@@ -153,7 +151,7 @@ class GatedLinearUnits(ScanMixer):
     def _mix(self, x: mx.array, state: RecurrentState, options: dict[str, Any]) -> mx.array:
         flat, unit = x.reshape(-1, x.shape[-1]), self.rg_lru
         tails, states = state.in_place((self.conv1d_temporal_width - 1, self.lru_width), (self.lru_width,))
-        inner, [tails] = over_rows(state.pieces, [self.linear_x(flat)], [tails], self._convolve)
+        inner, [tails] = over_rows(state, [self.linear_x(flat)], [tails], self._convolve)
         u = inner.astype(mx.float32)
 
         def gate(weight: mx.array, bias: mx.array) -> mx.array:
@@ -173,7 +171,7 @@ class GatedLinearUnits(ScanMixer):
             y, h = scan_in_blocks(given.shape[1], terms, lambda begin, end, hs: hs, h)
             return y, [h]
 
-        y, [states] = over_rows(state.pieces, [gated, decays], [states], scan)
+        y, [states] = over_rows(state, [gated, decays], [states], scan)
         state.put_rows([tails, states])
         return self.linear_out(y.astype(x.dtype) * nn.gelu_approx(self.linear_y(flat))).reshape(x.shape)
 
@@ -199,7 +197,7 @@ class GatedConvolutions(ScanMixer):
             made = [convolution(own) for own, (_, _, convolution) in zip(joined, pairs, strict=True)]
             return mx.concatenate(made, axis=-1), [own[:, own.shape[1] - k.shape[1] :] for own in joined]
 
-        y, after = over_rows(state.pieces, [keys.flatten(1), self.v_proj(flat)], tails, convolved)
+        y, after = over_rows(state, [keys.flatten(1), self.v_proj(flat)], tails, convolved)
         state.put_rows(after)
         keys, values = (
             mx.repeat(each.reshape(len(flat), -1, self.head_dim), sharing, axis=1) for each in mx.split(y, 2, axis=-1)
@@ -239,40 +237,89 @@ def convolve(x: mx.array, tail: mx.array, convolution: nn.Module) -> tuple[mx.ar
     return nn.silu(convolution(joined)), [joined[:, joined.shape[1] - tail.shape[1] :]]
 
 
-def over_rows(
-    pieces: Sequence[TokenSpan], inputs: Sequence[mx.array], states: Sequence[mx.array], compute: RowsFunction
-) -> tuple[mx.array, list[mx.array]]:
-    """What `compute` gives of tokens [tokens, ...] and of their rows' states, for rows of each width at once:
-    [tokens, ...], and the states after it of all rows, in their order. States of rows that begin are zeros."""
+class _RowGroup(NamedTuple):
+    """The rows of a pass that have as many tokens."""
+
+    width: int
+    tokens: mx.array | None
+    """Their tokens; None: all, in order."""
+    slots: slice | mx.array
+    begins: mx.array
+    any_begins: bool
+
+
+class _RowGroups(NamedTuple):
+    groups: Sequence[_RowGroup]
+    tokens: mx.array | None
+    """Where each token of the pass is behind the groups' own; None: there already."""
+    rows: mx.array | None
+
+
+def _row_groups(opened: ForwardBatch | MixedBatch) -> _RowGroups:
+    """The same for all layers of a pass."""
+    key = ("runs", "by width")
+    if key not in opened.memo:
+        opened.memo[key] = _group_rows(opened.pieces)
+    groups: _RowGroups = opened.memo[key]
+    return groups
+
+
+def _group_rows(pieces: Sequence[TokenSpan]) -> _RowGroups:
     widths: dict[int, list[int]] = {}
     for number, (_, width, _, _) in enumerate(pieces):
         widths.setdefault(width, []).append(number)
-    outputs, after, order, rows = list[mx.array](), list[list[mx.array]](), list[int](), list[int]()
+    groups, order, rows = list[_RowGroup](), list[int](), list[int]()
     for width, numbers in widths.items():
         own = [pieces[number] for number in numbers]
         tokens = [begin + each for begin, _, _, _ in own for each in range(width)]
-        begins = mx.array([start == 0 for _, _, _, start in own])
-        slots = mx.array([slot for _, _, slot, _ in own])
-        before = [
-            mx.where(begins.reshape(-1, *[1] * (each.ndim - 1)), mx.zeros((), each.dtype), each[slots])
-            for each in states
-        ]
+        begins, slots = [start == 0 for _, _, _, start in own], [slot for _, _, slot, _ in own]
+        together = slots == list(range(slots[0], slots[0] + len(slots)))
         whole = len(widths) == 1 and tokens == list(range(len(tokens)))
-        given = [each if whole else each[mx.array(tokens)] for each in inputs]
-        y, new = compute(*(each.reshape(len(own), width, *each.shape[1:]) for each in given), *before, begins)
-        outputs.append(y.flatten(0, 1))
-        after.append(new)
+        groups.append(
+            _RowGroup(
+                width,
+                None if whole else mx.array(tokens),
+                slice(slots[0], slots[0] + len(slots)) if together else mx.array(slots),
+                mx.array(begins),
+                any(begins),
+            )
+        )
         order += tokens
         rows += numbers
-    joined = [mx.concatenate(list(each)) for each in zip(*after, strict=True)]
-    y = mx.concatenate(outputs)
+    return _RowGroups(groups, _inverse(order), _inverse(rows))
+
+
+def _inverse(order: Sequence[int]) -> mx.array | None:
     if order == list(range(len(order))):
-        return y, joined
-    return y[_inverse(order)], [each[_inverse(rows)] for each in joined]
-
-
-def _inverse(order: Sequence[int]) -> mx.array:
+        return None
     return mx.array(sorted(range(len(order)), key=order.__getitem__))
+
+
+def over_rows(
+    state: RecurrentState, inputs: Sequence[mx.array], states: Sequence[mx.array], compute: RowsFunction
+) -> tuple[mx.array, list[mx.array]]:
+    """What `compute` gives of tokens [tokens, ...] and of their rows' states, for rows of each width at once:
+    [tokens, ...], and the states after it of all rows, in their order. States of rows that begin are zeros."""
+    found, outputs, after = _row_groups(state.opened), list[mx.array](), list[list[mx.array]]()
+    for group in found.groups:
+        before = [each[group.slots] for each in states]
+        if group.any_begins:
+            before = [_zeros_where(group.begins, each) for each in before]
+        given = [each if group.tokens is None else each[group.tokens] for each in inputs]
+        by_row = [each.reshape(len(group.begins), group.width, *each.shape[1:]) for each in given]
+        y, new = compute(*by_row, *before, group.begins)
+        outputs.append(y.flatten(0, 1))
+        after.append(new)
+    if len(found.groups) == 1:
+        y, joined = outputs[0], after[0]
+    else:
+        y, joined = mx.concatenate(outputs), [mx.concatenate(list(each)) for each in zip(*after, strict=True)]
+    y = y if found.tokens is None else y[found.tokens]
+    return y, joined if found.rows is None else [each[found.rows] for each in joined]
+
+
+def _zeros_where(rows: mx.array, states: mx.array) -> mx.array:
+    return mx.where(rows.reshape(-1, *[1] * (states.ndim - 1)), mx.zeros((), states.dtype), states)
 
 
 def scan_in_blocks(
