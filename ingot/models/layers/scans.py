@@ -27,7 +27,7 @@ from ingot.models.families.description import (
 from ingot.models.families.registry import recurrence_spec_of
 from ingot.models.layers.modules import extend
 
-BLOCK = 32
+BLOCK = 16
 """Tokens whose states exist at once."""
 RowsFunction = Callable[..., tuple[mx.array, list[mx.array]]]
 """From what rows [rows, width, ...] are given, their states [rows, ...] and where they begin [rows] to what comes out
@@ -77,7 +77,7 @@ class SelectiveScan(ScanMixer):
                 return mx.exp(own * decay), own * u[:, begin:end, :, None] * key[:, begin:end, None, :]
 
             def read(begin: int, end: int, hs: mx.array) -> mx.array:
-                return (hs @ query[:, begin:end, :, None]).squeeze(-1)
+                return (hs * query[:, begin:end, None]).sum(axis=-1)
 
             y, h = scan_in_blocks(u.shape[1], terms, read, h)
             return y, [h]
