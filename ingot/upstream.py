@@ -2,8 +2,8 @@
 
 A server needs mlx-lm's model definitions. The package itself also imports transformers and the hub, which doubles the
 time of a start. So its `__init__` runs only when a name is used that is not one of its modules, and models are found
-and loaded here. Formats of other projects (AWQ, GPTQ, FP8) are left to mlx-lm's own loader, which is imported for
-those.
+and loaded here, FP8 weights too. Other formats of other projects (AWQ, GPTQ, compressed tensors) are left to mlx-lm's
+own loader, which is imported for those.
 
 mlx-lm lowers RLIMIT_NOFILE when it is imported, including the hard limit, which an ordinary user cannot raise again. So
 that import sees a `resource` module whose `setrlimit` does nothing; the real one is untouched.
@@ -16,6 +16,7 @@ import importlib.util
 import inspect
 import json
 import os
+import re
 import resource
 import sys
 import threading
@@ -27,6 +28,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 PACKAGE: Final = "mlx_lm"
 
@@ -107,6 +109,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwiGLU, SwitchGLU
 ArraysCache: Any = caches.ArraysCache
 """Typed loosely: mlx-lm declares less of it than its models use."""
 
+CACHE_MODULES: Final = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
+"""The modules whose caches our states stand in for, by the classes' names."""
+
 Classes = Callable[..., tuple[Any, Any]]
 """From `config` to the class of a model and that of its arguments."""
 
@@ -161,7 +166,10 @@ def load_model(
     """The model in a folder, with lazily read weights, and its config updated by `model_config`. Raises whatever the
     model's own code raises for a folder that it cannot read."""
     config = {**load_config(folder), **(model_config or {})}
-    if _is_packed_by_others(folder, config):
+    blocks = _fp8_blocks(folder, config)
+    packing = _packing_by_others(folder, config)
+    is_gptq = packing.get("quant_method") == "gptq" and config.get("quantization") is None
+    if blocks is None and not is_gptq and _is_packed_by_others(folder, config):
         loaded: tuple[Any, dict[str, Any]] = import_upstream(f"{PACKAGE}.utils").load_model(
             folder, lazy=True, model_config=model_config, get_model_classes=get_model_classes
         )
@@ -172,10 +180,16 @@ def load_model(
     if not files:
         raise FileNotFoundError(f"no weights (model*.safetensors) in {folder}")
     weights = {name: array for file in files for name, array in _arrays(file).items()}
+    if blocks is not None:
+        weights, config = _without_fp8(weights, config, blocks)
+    elif is_gptq:
+        weights, config = _without_gptq(weights, packing), {**config, "quantization": _gptq_form(packing)}
     model_class, args_class = get_model_classes(config=config)
     model = model_class(args_class.from_dict(config))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
+    if is_gptq:
+        weights = _without_zero_biases(weights, model)
     if config.get("quantization") is not None:
         _pack(model, config["quantization"], weights)
     model.eval()
@@ -188,6 +202,103 @@ def _is_packed_by_others(folder: Path, config: Mapping[str, Any]) -> bool:
     inside = (config.get("text_config") or {}).get("quantization_config")
     quantization = config.get("quantization_config") or inside or (folder / "hf_quant_config.json").exists()
     return bool(config.get("quantization") is None and quantization) or bool(config.get("quantize_activations"))
+
+
+def _packing_by_others(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    inside = (config.get("text_config") or {}).get("quantization_config")
+    stated: dict[str, Any] = config.get("quantization_config") or inside or {}
+    separate = folder / "hf_quant_config.json"
+    if not stated and separate.exists():
+        stated = json.loads(separate.read_bytes())
+    return {**stated, **(stated.get("quantization") or {})}
+
+
+def _fp8_blocks(folder: Path, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The block sizes of weights that are 8-bit floats with scales for blocks, rows or whole matrices; None for other
+    weights. With powers of two for 32 numbers they are MLX's own mxfp8."""
+    packing = _packing_by_others(folder, config)
+    groups = [group.get("weights") or {} for group in (packing.get("config_groups") or {}).values()]
+    block = packing.get("weight_block_size") or next((own.get("block_structure") for own in groups), None) or (128, 128)
+    is_mxfp8 = packing.get("scale_fmt") == "ue8m0" and list(block) == [32, 32]
+    is_fp8 = (
+        (packing.get("quant_method") == "fp8" and not is_mxfp8)
+        or packing.get("quant_algo") == "FP8"
+        or (bool(groups) and all((own.get("type"), own.get("num_bits")) == ("float", 8) for own in groups))
+    )
+    return (int(block[0]), int(block[1])) if is_fp8 and config.get("quantization") is None else None
+
+
+_FP8_SCALES: Final = ("_scale_inv", "_scale")
+_FP8_OTHERS: Final = re.compile(r"\.(input|activation|k|v|q|output)_scale$|\.(weight|input)_zero_point$")
+
+
+def _without_fp8(
+    weights: Mapping[str, mx.array], config: dict[str, Any], blocks: tuple[int, int]
+) -> tuple[dict[str, mx.array], dict[str, Any]]:
+    """Weights and config of the model whose weights were rounded to 8 bits, in bfloat16: exact but for the rounding of
+    products with their scales. Scales of activations are for other machines' products."""
+    found = dict[str, mx.array]()
+    for name, array in weights.items():
+        owner = next((name.removesuffix(end) for end in _FP8_SCALES if name.endswith(f"weight{end}")), name)
+        if _FP8_OTHERS.search(name) or (owner != name and owner in weights):
+            continue
+        scale = next((weights[name + end] for end in _FP8_SCALES if name + end in weights), None)
+        found[name] = array if scale is None or array.dtype != mx.uint8 else _unpacked_fp8(name, array, scale, blocks)
+    texts = {key: {**part} for key, part in config.items() if key == "text_config" and isinstance(part, dict)}
+    for part in texts.values():
+        part.pop("quantization_config", None)
+    return found, {**config, **texts, "quantization_config": None}
+
+
+def _unpacked_fp8(name: str, weight: mx.array, scale: mx.array, blocks: tuple[int, int]) -> mx.array:
+    scale = scale.astype(mx.float32)
+    if scale.size == 1:
+        scale = scale.reshape(-1)
+    elif scale.ndim == weight.ndim - 1:  # one for each row
+        scale = scale[..., None]
+    for axis, block in zip((-2, -1), blocks, strict=True):
+        size = weight.shape[axis]
+        if scale.size > 1 and scale.shape[axis] not in (1, size):
+            if -(-size // block) != scale.shape[axis]:
+                raise ValueError(f"{name} has scales for {scale.shape[axis]} blocks, and {size} numbers")
+            scale = mx.take(mx.repeat(scale, block, axis=axis), mx.arange(size), axis=axis)
+    return (mx.from_fp8(weight, dtype=mx.float32) * scale).astype(mx.bfloat16)
+
+
+def _gptq_form(packing: Mapping[str, Any]) -> dict[str, int]:
+    return {"group_size": int(packing.get("group_size", 128)), "bits": int(packing.get("bits", 4))}
+
+
+def _without_gptq(weights: Mapping[str, mx.array], packing: Mapping[str, Any]) -> dict[str, mx.array]:
+    """GPTQ's weights in MLX's format, with the same values. mlx-lm reads these files as AWQ's, which pack another
+    axis, or refuses them."""
+    form, found = _gptq_form(packing), dict[str, mx.array]()
+    each, bits, one_less = 32 // form["bits"], form["bits"], packing.get("checkpoint_format", "gptq") != "gptq_v2"
+    for name, array in weights.items():
+        path, _, part = name.rpartition(".")
+        if part == "qweight":
+            groups = weights.get(f"{path}.g_idx")
+            if groups is not None and not mx.array_equal(groups, mx.arange(groups.size) // form["group_size"]).item():
+                raise ValueError(f"{path} was packed in another order of its inputs (desc_act), which MLX lacks")
+            scales, packed = weights[f"{path}.scales"].T, weights[f"{path}.qzeros"].view(mx.uint32)
+            zeros = (packed[..., None] >> (mx.arange(each, dtype=mx.uint32) * bits)) & ((1 << bits) - 1)
+            zeros = zeros.reshape(len(packed), -1).T.astype(mx.float32) + one_less
+            found[f"{path}.weight"] = mx.contiguous(array.T).view(mx.uint32)
+            found[f"{path}.scales"] = mx.contiguous(scales)
+            found[f"{path}.biases"] = (-zeros * scales).astype(scales.dtype)
+        elif part not in ("g_idx", "qzeros", "scales"):
+            found[name] = array
+    return found
+
+
+def _without_zero_biases(weights: Mapping[str, mx.array], model: Any) -> dict[str, mx.array]:
+    """GPTQ's files have biases also for layers without any."""
+    own = dict(tree_flatten(model.parameters()))
+    return {
+        name: array
+        for name, array in weights.items()
+        if name in own or not name.endswith(".bias") or mx.any(array != 0).item()
+    }
 
 
 def _arrays(file: Path) -> dict[str, mx.array]:
@@ -224,6 +335,7 @@ def packing_of(path: str, module: Any, weights: Mapping[str, mx.array]) -> dict[
 
 
 __all__ = [
+    "CACHE_MODULES",
     "ArraysCache",
     "MultiLinear",
     "QuantizedMultiLinear",

@@ -150,6 +150,8 @@ def written(folder: Path, config: dict[str, Any], packed: dict[str, Any] | None 
         None,
         {"quantization": {"group_size": 32, "bits": 4}},
         {"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}, "quantization_config": {}},
+        {"quantization": {"group_size": 32, "bits": 8, "mode": "mxfp8"}},
+        {"quantization": {"group_size": 16, "bits": 4, "mode": "nvfp4"}},
         {
             "quantization": {
                 **{"group_size": 32, "bits": 4},
@@ -157,7 +159,7 @@ def written(folder: Path, config: dict[str, Any], packed: dict[str, Any] | None 
             }
         },
     ],
-    ids=["plain", "affine", "mxfp4", "a layer otherwise"],
+    ids=["plain", "affine", "mxfp4", "mxfp8", "nvfp4", "a layer otherwise"],
 )
 @pytest.mark.parametrize("kind", ["llama", "moe"])
 def test_a_model_is_loaded_as_mlx_lm_loads_it(kind: str, packed: dict[str, Any] | None, tmp_path: Path) -> None:
@@ -181,6 +183,94 @@ def test_weights_that_others_packed_are_left_to_mlx_lm(tmp_path: Path) -> None:
     model, found = load_model(folder)
     assert found["quantization"]["mode"] == "mxfp4"
     assert mx.array_equal(model(mx.array([[5, 17]])), wanted(mx.array([[5, 17]]))).item()
+
+
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 8]}
+FP8_ROWS = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+}
+FP8_WHOLE = {"quant_method": "modelopt", "quant_algo": "FP8"}
+
+
+def in_fp8(weight: mx.array, packing: dict[str, Any]) -> tuple[mx.array, dict[str, mx.array]]:
+    """The values of a weight that was rounded, and its tensors, as checkpoints have them."""
+    rows, columns = weight.shape
+    high, wide = {"fp8": (16, 8), "modelopt": (rows, columns)}.get(packing["quant_method"], (1, columns))
+    padded = mx.pad(weight, [(0, -rows % high), (0, -columns % wide)])
+    tiles = padded.reshape(padded.shape[0] // high, high, padded.shape[1] // wide, wide)
+    scales = mx.abs(tiles).max(axis=(1, 3)) / 448
+    codes = mx.to_fp8(tiles / scales[:, None, :, None])
+    values = (mx.from_fp8(codes, dtype=mx.float32) * scales[:, None, :, None]).reshape(padded.shape)[:rows, :columns]
+    stored = {"weight": codes.reshape(padded.shape)[:rows, :columns]}
+    name = "weight_scale_inv" if packing is FP8_BLOCKS else "weight_scale"
+    stored[name] = scales.reshape(()) if packing is FP8_WHOLE else scales
+    return values.astype(mx.bfloat16), stored | {"input_scale": mx.ones(())}
+
+
+@pytest.mark.parametrize("packing", [FP8_BLOCKS, FP8_ROWS, FP8_WHOLE], ids=["blocks", "rows", "whole"])
+def test_weights_in_8_bit_floats_become_bfloat16_of_the_same_values(packing: dict[str, Any], tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "intermediate_size": 52}
+    model = random_models.build(config, dtype=mx.bfloat16)
+    stored, wanted = dict[str, mx.array](), dict[str, mx.array]()
+    for name, weight in tree_flatten(model.parameters()):
+        wanted[name], own = weight, {"weight": weight}
+        if name.endswith("_proj.weight"):
+            wanted[name], own = in_fp8(weight.astype(mx.float32), packing)
+        stored |= {name.removesuffix("weight") + part: array for part, array in own.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    loaded, found = load_model(tmp_path)
+    assert not found["quantization_config"]
+    for name, weight in tree_flatten(loaded.parameters()):
+        assert mx.array_equal(weight, wanted[name]).item(), name
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gptqs_weights_have_the_same_values_in_mlxs_format(bits: int, tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["llama"], "intermediate_size": 64}
+    stored, wanted, each = dict[str, mx.array](), dict[str, mx.array](), 32 // bits
+    shifts = mx.arange(each, dtype=mx.uint32) * bits
+    for name, weight in tree_flatten(random_models.build(config).parameters()):
+        if not name.endswith("_proj.weight"):
+            stored[name] = weight
+            continue
+        rows, columns = weight.shape
+        path, groups = name.removesuffix(".weight"), columns // 32
+        codes = mx.random.randint(0, 1 << bits, (columns, rows)).astype(mx.uint32)
+        zeros = mx.random.randint(1, 1 << bits, (groups, rows)).astype(mx.uint32)
+        scales = mx.random.uniform(0.5, 1, (groups, rows))
+        values = (codes.reshape(groups, 32, rows).astype(mx.float32) - zeros[:, None]) * scales[:, None]
+        wanted[path] = values.reshape(columns, rows).T
+        stored[f"{path}.qweight"] = (codes.reshape(-1, each, rows) << shifts[:, None]).sum(axis=1).view(mx.int32)
+        stored[f"{path}.qzeros"] = ((zeros - 1).reshape(groups, -1, each) << shifts).sum(axis=-1).view(mx.int32)
+        stored |= {f"{path}.scales": scales, f"{path}.g_idx": mx.arange(columns) // 32, f"{path}.bias": mx.zeros(rows)}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    packing = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    model, _ = load_model(tmp_path)
+    for path, module in model.named_modules():
+        if path in wanted:
+            values = mx.dequantize(module.weight, module.scales, module.biases, 32, bits)
+            assert mx.allclose(values, wanted[path], atol=1e-4).item(), path
+
+
+def test_gptqs_weights_in_another_order_are_refused(tmp_path: Path) -> None:
+    stored = {"a.qweight": mx.zeros((4, 8), mx.int32), "a.g_idx": mx.zeros(32, mx.int32) + 1}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    packing = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIGS["llama"], "quantization_config": packing}))
+    with pytest.raises(ValueError, match="desc_act"):
+        load_model(tmp_path)
+
+
+def test_scales_that_do_not_fit_their_weights_are_refused(tmp_path: Path) -> None:
+    stored = {"model.norm.weight": mx.zeros((20, 8), mx.uint8), "model.norm.weight_scale_inv": mx.zeros((3, 1))}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    config = {**tiny.CONFIGS["llama"], "quantization_config": FP8_BLOCKS}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has scales for 3 blocks, and 20 numbers"):
+        load_model(tmp_path)
 
 
 def test_code_that_a_checkpoint_brings_is_not_run(tmp_path: Path) -> None:

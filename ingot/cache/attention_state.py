@@ -1,7 +1,7 @@
 """Live states of attention layers: the caches that mlx-lm's code calls while a forward batch is open.
 
-*Append* layers see every key and value, *window* layers the last few; both are stored in pages. `make_layer_state`
-returns the state for each of mlx-lm's caches.
+*Append* layers see every key and value, *window* layers the last few; both are stored in pages. `make_layer_states`
+returns the states for a model's caches.
 
 For long prompts, attention may be limited to some of the earlier pages (`PageSelection`). A page is represented by the
 mean of its keys, and scored by the largest attention weight that any sampled query, in any head, gives to that mean.
@@ -30,13 +30,14 @@ from ingot.cache.forward_batch import (
 )
 from ingot.cache.kv_storage import KernelStorage, ReservedStorage, SlabStorage
 from ingot.cache.layer_state import LayerKind, LayerState, RecurrentState
+from ingot.cache.own_caches import OwnCacheState, RowCaches
 from ingot.cache.page_groups import KVStorage, PageGroup, PageIndex, TokenRun
 from ingot.cache.pages import PAGE, PageTable
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu.native import PageChoiceLimits
 from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.kernels.paged_attention.shapes import AttentionShape
-from ingot.upstream import caches
+from ingot.upstream import CACHE_MODULES
 
 T = TypeVar("T")
 
@@ -347,19 +348,30 @@ def flatten_states(layers: Iterable[LayerState]) -> list[LayerState]:
     return [part for layer in layers for part in (layer.caches if isinstance(layer, CompositeState) else [layer])]
 
 
-def make_layer_state(cache: Any, margin: int = 0) -> LayerState:
-    """Our live state for a cache that a model's `make_cache` returns; KeyError where there is none. Windows are
-    `margin` tokens wider."""
-    return _STATE_FACTORIES[type(cache)](cache, margin)
+def make_layer_states(made: Callable[[], Sequence[Any]], margin: int = 0) -> list[LayerState]:
+    """Our live states for the caches that a model makes; where there is none for one of them, each row has the model's
+    own. Windows are `margin` tokens wider."""
+    own = made()
+    try:
+        return [_make_layer_state(cache, margin) for cache in own]
+    except KeyError:
+        rows = RowCaches(made)
+        return [OwnCacheState(rows, layer) for layer in range(len(own))]
 
 
-_STATE_FACTORIES: dict[type, Callable[[Any, int], LayerState]] = {
-    caches.KVCache: lambda cache, margin: AppendState(),
-    caches.ChunkedKVCache: lambda cache, margin: AppendState(),
-    caches.RotatingKVCache: lambda cache, margin: WindowState(cache.max_size + margin),
-    caches.ArraysCache: lambda cache, margin: RecurrentState(len(cache.cache)),
-    caches.CacheList: lambda cache, margin: CompositeState([make_layer_state(part, margin) for part in cache.caches]),
+def _make_layer_state(cache: Any, margin: int) -> LayerState:
+    kind = type(cache)
+    return _STATE_FACTORIES[kind.__name__ if kind.__module__ in CACHE_MODULES else ""](cache, margin)
+
+
+_STATE_FACTORIES: dict[str, Callable[[Any, int], LayerState]] = {
+    "KVCache": lambda cache, margin: AppendState(),
+    "ChunkedKVCache": lambda cache, margin: AppendState(),
+    "RotatingKVCache": lambda cache, margin: WindowState(cache.max_size + margin),
+    "ArraysCache": lambda cache, margin: RecurrentState(len(cache.cache)),
+    "CacheList": lambda cache, margin: CompositeState([_make_layer_state(part, margin) for part in cache.caches]),
 }
+"""By the names of caches that mlx-lm and mlx-vlm have alike."""
 
 
 SPARSE_FROM_TOKENS = 16384

@@ -87,7 +87,7 @@ class BatchState:
     @property
     def slot_bytes(self) -> int:
         """The size of a row's recurrent states."""
-        return sum(array.nbytes // array.shape[0] for state in self._recurrent for array in state.arrays())
+        return sum(state.slot_bytes for state in self._recurrent)
 
     def pending(self) -> list[mx.array]:
         """The arrays that were written to since the last call."""
@@ -104,6 +104,8 @@ class BatchState:
         """Remove a row. Pages that records hold stay."""
         for table in row.tables:
             table.release()
+        for state in self._recurrent:
+            state.leave(row.slot)
         self._free.append(row.slot)
         self._free.sort()
 
@@ -138,7 +140,7 @@ class BatchState:
             state.resize(slots)
 
     @contextmanager
-    def launch(self, parts: Sequence[ForwardPart], *, mixed: bool = True) -> Iterator[list[LayerState]]:
+    def launch(self, parts: Sequence[ForwardPart], *, mixed: bool = True) -> Iterator[list[Any]]:
         """The caches of a forward pass over parts of different rows, which are longer afterwards.
 
         Unless `mixed`, there is one part, and any model can use the caches; a mixed batch needs layers that can split
@@ -150,7 +152,7 @@ class BatchState:
         self._encode(batches)
         self._make_room(batches)
         with self._opened(self.layers, batches, mixed=mixed):
-            yield self.layers
+            yield [layer.as_cache for layer in self.layers]
         for part, batch in zip(parts, batches, strict=True):
             self._advance(part, batch)
         self._store_earlier_states(parts)

@@ -42,6 +42,11 @@ class LayerState:
     def opened(self) -> ForwardBatch | MixedBatch:
         return self.open_batch if self.whole is None else self.whole
 
+    @property
+    def as_cache(self) -> Any:
+        """What the model is given as the layer's cache."""
+        return self
+
     @contextmanager
     def computing(self, batch: ForwardBatch) -> Iterator[None]:
         """While this is open, the state is the cache of one batch, which may be part of a mixed one."""
@@ -138,6 +143,14 @@ class RecurrentState(LayerState, ArraysCache):
         self._slots = slots
         self.exchange([None if part is None else resize_rows(part, slots) for part in self.cache])
         mx.eval(self.arrays())
+
+    @property
+    def slot_bytes(self) -> int:
+        """The size of a row's state."""
+        return sum(array.nbytes // array.shape[0] for array in self.arrays())
+
+    def leave(self, slot: int) -> None:
+        """A row's slot is free."""
 
     def free(self) -> None:
         """Free all slots. Must be the last call."""

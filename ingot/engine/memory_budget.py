@@ -71,7 +71,9 @@ class MemoryBudget:
     def _seen(self, context: int) -> int:
         """Tokens of such a context that a layer attends to at most."""
         windows = [window for window, _ in self.footprint.groups if window is not None]
-        return context if len(windows) < len(self.footprint.groups) else min(context, max(windows) + self.widest)
+        if len(windows) < len(self.footprint.groups) or not windows:
+            return context
+        return min(context, max(windows) + self.widest)
 
     def runs(self, parts: Iterable[PassPart]) -> bool:
         """Whether parts fit in one forward pass."""

@@ -46,6 +46,8 @@ from ingot.models.forward import (
     CompiledSteps,
     attends_natively,
     can_compile_steps,
+    growth_of_own_caches,
+    has_own_caches,
     new_batch_state,
     run_forward,
 )
@@ -368,7 +370,9 @@ def adapt_model(
 
     def probed() -> tuple[mx.Dtype | None, ProbeFindings, int]:
         kept = None if exact or not (is_fused(model) or attends_natively(model)) else mx.float16
-        unlike = family.unmixed is None or not unknown_mixers(model)
+        unlike = not has_own_caches(new_batch_state(model, 0, None)) and (
+            family.unmixed is None or not unknown_mixers(model)
+        )
         return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=unlike)
 
     report_step("probing the model")
@@ -383,6 +387,7 @@ def adapt_model(
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
     if (stack := decode_graphs_of(model)) is not None:
         stack.capture_ahead()
+    growth = growth_of_own_caches(model, selection) if has_own_caches(found.rows) else None
     compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
     compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
     return ModelAdapter(
@@ -393,7 +398,7 @@ def adapt_model(
         widest,
         margin,
         kept,
-        footprint_of(model, config, found, device, kernels, fused=is_fused(model)),
+        footprint_of(model, config, found, device, kernels, fused=is_fused(model), growth=growth),
         found.ragged,
         found.mixed,
         found.vocab,

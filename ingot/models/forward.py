@@ -25,14 +25,14 @@ from typing import Any
 import mlx.core as mx
 
 from ingot.cache.arrays import copy_array
-from ingot.cache.attention_state import AppendState, flatten_states, make_layer_state
+from ingot.cache.attention_state import AppendState, flatten_states, make_layer_states
 from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.footprint import REWIND_STATE_BYTES
 from ingot.cache.forward_batch import ForwardPart, MixedBatch
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import LayerState, RecurrentState
-from ingot.errors import ModelError
+from ingot.cache.own_caches import OwnCacheState
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher
@@ -56,6 +56,8 @@ MOST_COMPILED_STEPS = 32
 """Graphs that are kept, for as many numbers of rows and lengths of their tables. On Metal each has the text of every
 kernel that it launches: megabytes."""
 STEP_TRIALS = 2
+OWN_CACHE_LENGTHS = 64, 512
+"""Tokens before a row's own caches are measured, and then again: caches grow by up to 256 tokens at once."""
 _Arrays = list[mx.array]
 _StepInputs = tuple[mx.array | _Arrays | list[_Arrays], ...]
 _AfterStep = tuple[_Arrays, list[_Arrays]]
@@ -101,7 +103,7 @@ def _run_with_selection(
     """Logits at the positions `at` [rows, n]."""
     if selection is None:
         return _logits_at(model(tokens, cache=layers), at)
-    selection.at = at
+    selection.at, selection.width = at, tokens.shape[1]
     try:
         return _logits_at(model(tokens, cache=layers), at)
     finally:
@@ -390,18 +392,42 @@ def new_batch_state(
     """The KV states of a model and its draft head. Keys and values are rounded to `kept`, if there is such a dtype, and
     encoded by `live` before the tail of a row."""
     layers = kv_states_for(model, margin, kept, kernels)
+    windows = (None,) if any(isinstance(state, OwnCacheState) for state in layers) else ()  # for the size of a token
     head_layers = [] if head is None else kv_states_for(head, 0, kept, kernels)
-    return BatchState(layers, most, token_bytes, head_layers, earlier, live, coded_bytes)
+    return BatchState(layers, most, token_bytes, head_layers, earlier, live, coded_bytes, windows)
+
+
+def has_own_caches(rows: BatchState) -> bool:
+    """Whether rows have caches that the model's own code made."""
+    return any(isinstance(state, OwnCacheState) for state in rows.states)
+
+
+def growth_of_own_caches(model: Any, selection: LogitsSelection | None) -> int:
+    """The bytes that a row of a model with such caches grows by with each token."""
+    rows = new_batch_state(model, 0, None)
+    row, sizes = rows.new(), list[int]()
+    for width in OWN_CACHE_LENGTHS:
+        mx.eval(
+            run_forward(
+                model,
+                selection,
+                rows,
+                mx.ones(width, mx.uint32),
+                [ForwardPart((row,), width)],
+                [width - 1],
+                mixed=False,
+            ),
+            rows.pending(),
+        )
+        sizes.append(rows.slot_bytes)
+    rows.free()
+    return -(-(sizes[1] - sizes[0]) // OWN_CACHE_LENGTHS[1])
 
 
 def kv_states_for(model: Any, margin: int, kept: mx.Dtype | None, kernels: CheckedKernels | None) -> list[LayerState]:
     """One for each cache of a model, or a draft head. Keys and values are rounded to `kept`, if there is such a
     dtype."""
-    try:
-        layers = [make_layer_state(cache, margin) for cache in caches.make_prompt_cache(model)]
-    except KeyError as error:
-        kind = error.args[0].__name__
-        raise ModelError(f"This model keeps its state in a {kind}, which is not supported yet") from error
+    layers = make_layer_states(partial(caches.make_prompt_cache, model), margin)
     for state in flatten_states(layers):
         if isinstance(state, AppendState):
             state.kept, state.kernels = kept, kernels

@@ -52,6 +52,7 @@ def settle_precision(model: nn.Module, device: Device, dtype: str | None) -> lis
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}", param="dtype")
     if dtype == "float16" and device.kind == "cpu":
         raise ConfigError("float16 is unusably slow on CPUs; use float32 or bfloat16", param="dtype")
+    repack_ternary_layers(model)
     if device.kind != "cpu":
         _settle_on_gpu(model, dtype)
         return []
@@ -60,6 +61,36 @@ def settle_precision(model: nn.Module, device: Device, dtype: str | None) -> lis
         model.set_dtype(DTYPES[dtype])
         return []
     return _settle_on_cpu(model, device)
+
+
+def repack_ternary_layers(model: nn.Module) -> None:
+    """Layers whose weights are -1, 0 and 1, which mlx-lm multiplies by a Metal kernel alone, become MLX's quantised
+    ones of 2 bits, with the same values."""
+    _swap_one_by_one(model, _is_ternary, _repacked)
+
+
+def _is_ternary(module: nn.Module) -> bool:
+    return type(module).__name__ == "BitLinear"
+
+
+def _repacked(layer: Any) -> nn.Module:
+    scale = 1 / layer.weight_scale if layer.invert_weight_scales else layer.weight_scale
+    codes = mx.concatenate([(layer.weight >> (2 * part)) & 3 for part in range(4)])  # of outputs, a quarter at a time
+    outputs, inputs, bias = layer.out_features, layer.in_features, layer.get("bias")
+    group = next((size for size in (64, 32) if inputs % size == 0), None)
+    made: nn.Module
+    if group is None:
+        made = nn.Linear(1, 1, bias=False)
+        made.weight = (codes.astype(scale.dtype) - 1) * scale
+    else:
+        made = nn.QuantizedLinear(group, 1, bias=False, group_size=group, bits=2)
+        shifts = mx.arange(16, dtype=mx.uint32) * 2
+        made.weight = (codes.reshape(outputs, -1, 16).astype(mx.uint32) << shifts).sum(axis=-1)
+        made.scales = mx.broadcast_to(scale, (outputs, inputs // group))
+        made.biases = -made.scales
+    if bias is not None:
+        made.bias = bias
+    return made
 
 
 def _settle_on_gpu(model: nn.Module, dtype: str | None) -> None:

@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
 from ingot.cache.footprint import NO_GATHER_COST, Footprint, GatherCost
+from ingot.cache.own_caches import OwnCacheState
 from ingot.cache.pages import PAGE
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
@@ -36,9 +37,13 @@ def footprint_of(
     kernels: CheckedKernels | None,
     *,
     fused: bool,
+    growth: int | None = None,
 ) -> Footprint:
-    """Of a model as it was probed. `fused`: its layers are one operation."""
-    groups = tuple((group.window, group.page_bytes // PAGE) for group in found.rows.groups)
+    """Of a model as it was probed. `fused`: its layers are one operation; `growth`: bytes of a token in caches that are
+    the model's own."""
+    groups = tuple(
+        (group.window, group.page_bytes // PAGE if growth is None else growth) for group in found.rows.groups
+    )
     text = {**config, **(config.get("text_config") or {})}
     hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
@@ -76,7 +81,11 @@ def model_notes(
     """What is slower than it could be, or may be incorrect. `uncovered`: the part of its layers without which they
     cannot be graphs."""
     notes = [] if kernels is None else _unused_kernel_notes(kernels)
-    notes += mlx_lm_attention_notes(model)
+    own_caches = any(isinstance(state, OwnCacheState) for state in found.rows.states)
+    if own_caches:
+        notes.append("sequences run one after another, slower: this family's code has caches of its own, of one each")
+    else:
+        notes += mlx_lm_attention_notes(model)
     if found.wrong is not None:
         notes.append(f"{found.wrong}, more than rounding alone moves them: check its answers")
     if stack is not None and stack.refusal is not None:
@@ -93,9 +102,9 @@ def model_notes(
             f"sequences run one after another: rounding alone moves this model's logits by {found.rounding:.2g} of "
             "their range, so that it cannot be checked whether sequences can be mixed"
         )
-    elif not found.mixed and not found.ragged:
+    elif not found.mixed and not found.ragged and not own_caches:
         notes.append(f"sequences run one after another: this family's code cannot mix them{why}")
-    elif not found.mixed:
+    elif not found.mixed and found.ragged:
         notes.append(f"prompts and answers are computed one after another: this family's code cannot mix them{why}")
     return notes
 

@@ -40,6 +40,12 @@ def test_no_sequences_always_fit() -> None:
     assert budget(0).fits([])
 
 
+def test_a_model_without_attention_fits_as_many_sequences_as_states() -> None:
+    shape = replace(SHAPE, groups=(), score=0)
+    memory = MemoryBudget(10_000_000, 0, shape, context=4096, widest=256, rows=8)
+    assert memory.fits([(4096, False)] * 8) and not memory.fits([(1, False)] * 2000)
+
+
 def test_launches_narrow_as_the_context_grows() -> None:
     memory = MemoryBudget(3_000_000, 0, SHAPE, context=100_000, widest=256, rows=8)
     widths = [memory.widest_pass(context) for context in (0, 1000, 10_000, 100_000)]

@@ -32,7 +32,8 @@ from ingot.models.gguf.quant_types import BLOCKS_KEY
 from ingot.models.gguf.weights import with_gguf_blocks, with_gguf_tensors
 from ingot.models.vision.loading import VISION_FAMILIES
 from ingot.models.vision.tower import language_classes
-from ingot.upstream import model_classes, packing_of
+from ingot.models.vlm_language import language_classes_of
+from ingot.upstream import packing_of
 
 HEAD_FILE = "model-mtp.safetensors"
 """What ingot itself calls a head's file."""
@@ -394,7 +395,7 @@ def model_classes_for(folder: Path, config: Mapping[str, Any]) -> Callable[..., 
     in a GGUF file, and without the tensors of a head, which not all of mlx-lm's code skips by itself."""
     heads = head_tensor_names(folder, config)
     vision = VISION_FAMILIES.get(str(config.get("model_type")))
-    plain = model_classes if vision is None or vision.language is None else language_classes(vision.language)
+    plain = language_classes_of if vision is None or vision.language is None else language_classes(vision.language)
     classes = with_gguf_blocks(plain, heads)
     if not heads:
         return with_gguf_tensors(classes, folder)

@@ -8,9 +8,12 @@ from __future__ import annotations
 from ingot.models.families.description import (
     AttentionSpec,
     DecoderSpec,
+    GatedConvSpec,
     IndexerSpec,
     LatentSpec,
     LayerInputSpec,
+    LightningSpec,
+    LinearUnitSpec,
     Mamba2Spec,
     MlpSpec,
     ModelFamily,
@@ -76,11 +79,17 @@ FAMILIES = (
             "MultiLatentAttention": AttentionSpec(heads="num_heads", kv_heads=1, out="dense", latent=LatentSpec())
         },
         mlps={"MLP": MlpSpec()},
+        recurrences={"LinearAttention": LightningSpec()},
     ),
     ModelFamily(
         "bailing_moe", attention={"BailingMoeAttention": _BAILING_ATTENTION}, mlps={"BailingMoeMLP": MlpSpec()}
     ),
-    ModelFamily("bailing_moe_linear", attention={"Attention": _BAILING_ATTENTION}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "bailing_moe_linear",
+        attention={"Attention": _BAILING_ATTENTION},
+        mlps={"MLP": MlpSpec()},
+        recurrences={"LinearAttention": LightningSpec()},
+    ),
     ModelFamily(
         "bailing_moe_v3",
         attention={
@@ -93,6 +102,8 @@ FAMILIES = (
             )
         },
     ),
+    # BitNet, whose weights are -1, 0 and 1.
+    ModelFamily("bitnet", attention={"Attention": AttentionSpec(output_norm="attn_sub_norm")}),
     # Cohere's Command models.
     ModelFamily(
         "cohere",
@@ -224,6 +235,7 @@ FAMILIES = (
         "gear",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), cap="attn_logit_softcapping")},
         norms={"GearRMSNorm": NormSpec("rms", one_more=True)},
+        recurrences={"ConvKVGatedMixer": GatedConvSpec()},
     ),
     # Gemma, whose norms multiply by one more than their weights.
     ModelFamily(
@@ -294,6 +306,7 @@ FAMILIES = (
         "recurrent_gemma",
         attention={"LocalAttentionBlock": AttentionSpec(heads="num_heads", kv_heads=1)},
         mlps={"MLPBlock": MlpSpec(act="gelu_tanh")},
+        recurrences={"RecurrentBlock": LinearUnitSpec()},
         norms={"RMSNorm": NormSpec("rms", one_more=True)},
     ),
     # GLM.

@@ -85,6 +85,7 @@ class AttentionSpec:
     )
     tiled_heads: bool = False  # a head attends to the KV head with its number modulo theirs, not to one with neighbours
     input_norm: str | None = None  # norms the states that are projected
+    output_norm: str | None = None  # norms what all heads have attended to, before it is projected
     norms: tuple[str, str] | None = None  # of queries and keys, where the module has them
     norm_eps: str | float | None = None  # of norms of queries and keys that are no modules
     norm_weights: tuple[str, str] | None = None  # of such norms, for each number of each head; None: they have none
@@ -98,7 +99,7 @@ class AttentionSpec:
     position_scale: PositionScaleSpec | None = None
     rope: str = "rope"
     rope_periods: str | None = None  # of a RoPE that is no module
-    rotates: str | None = None  # whether the module's RoPE is used; always where None, if it has one
+    rotates: str | tuple[str, ...] = ()  # any of these says whether its RoPE is used; always where none is named
     gated: bool = False  # the query projection also gives a gate for the output
     gate: str | None = None  # the projection of a gate for the output, for each head or each number, where there is one
     gate_act: Literal["sigmoid", "softplus"] = "sigmoid"
@@ -229,7 +230,37 @@ class ShortConvSpec:
     """A gated convolution over a few tokens, as Liquid's."""
 
 
-RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec
+@dataclass(frozen=True)
+class SelectiveScanSpec:
+    """Mamba 1's scan behind a convolution. Steps, keys and queries may be normed."""
+
+    norms: tuple[str, str, str] | None = None  # by these modules,
+    normed: str = ""  # or, if this is true, without weights,
+    eps: str | None = None  # with this
+
+
+@dataclass(frozen=True)
+class PlamoScanSpec:
+    """PLaMo 2's scan behind a convolution."""
+
+
+@dataclass(frozen=True)
+class LightningSpec:
+    """Lightning attention, linear attention whose heads each have one decay. The names are Bailing's."""
+
+
+@dataclass(frozen=True)
+class LinearUnitSpec:
+    """Gated linear recurrent units (RG-LRU) behind a convolution. The names are RecurrentGemma's."""
+
+
+@dataclass(frozen=True)
+class GatedConvSpec:
+    """Convolutions over keys and values, gated by queries. The names are GEAR's."""
+
+
+ScanSpec = GatedConvSpec | SelectiveScanSpec | PlamoScanSpec | LightningSpec | LinearUnitSpec
+RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec | ScanSpec
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ingot.models.families.description import (
     NormSpec,
     PositionScaleSpec,
     RopeSpec,
+    SelectiveScanSpec,
     SharedKvSpec,
     ShortConvSpec,
     kimi_delta,
@@ -68,6 +69,7 @@ FAMILIES = (
         "jamba",
         attention={"JambaAttention": AttentionSpec(heads="num_attention_heads", kv_heads="num_key_value_heads")},
         mlps={"JambaMLP": MlpSpec()},
+        recurrences={"JambaMambaMixer": SelectiveScanSpec(norms=("dt_layernorm", "b_layernorm", "c_layernorm"))},
         layers={"JambaDecoderLayer": two_blocks(("self_attn", "mamba"), "feed_forward", before_mlp="pre_ff_layernorm")},
     ),
     # Moonshot's Kimi.
@@ -184,6 +186,10 @@ FAMILIES = (
         mlps={"LongcatFlashMLP": MlpSpec()},
     ),
     # Mamba 2.
+    ModelFamily(
+        "mamba",
+        recurrences={"MambaBlock": SelectiveScanSpec(normed="use_bcdt_rms", eps="args.mixer_rms_eps")},
+    ),
     ModelFamily("mamba2", recurrences={"Mamba2Block": Mamba2Spec()}),
     # JetBrains' Mellum.
     ModelFamily(

@@ -17,6 +17,7 @@ from ingot.models.families.description import (
     MoeSpec,
     MtpSpec,
     NormSpec,
+    PlamoScanSpec,
     RopeSpec,
     biased_moe,
     two_blocks,
@@ -179,6 +180,7 @@ FAMILIES = (
             )
         },
         mlps={"MLP": MlpSpec(gate="gate_up_proj", up=None)},
+        recurrences={"Mamba": PlamoScanSpec()},
     ),
     ModelFamily(
         "plamo3",

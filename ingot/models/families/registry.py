@@ -1,7 +1,7 @@
 """Looks up the description of a module, a class or a model type of mlx-lm's.
 
 The descriptions are tables in the files beside this one, by the first letter of a family's name: `a_to_g`, `h_to_m` and
-`n_to_z`. A new family is one entry there.
+`n_to_z`; `mlx_vlm` has the families that only mlx-vlm has. A new family is one entry there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from ingot.models.families import a_to_g, h_to_m, n_to_z
+from ingot.models.families import a_to_g, h_to_m, mlx_vlm, n_to_z
 from ingot.models.families.description import (
     AttentionSpec,
     DecoderSpec,
@@ -24,6 +24,7 @@ from ingot.models.families.description import (
 )
 
 MLX_LM_MODELS = "mlx_lm.models"
+MLX_VLM_MODELS = "mlx_vlm.models"
 
 
 def index_families(described: Iterable[ModelFamily]) -> Mapping[str, ModelFamily]:
@@ -40,6 +41,8 @@ def index_families(described: Iterable[ModelFamily]) -> Mapping[str, ModelFamily
 
 
 MODEL_FAMILIES = index_families((*a_to_g.FAMILIES, *h_to_m.FAMILIES, *n_to_z.FAMILIES))
+MLX_VLM_FAMILIES = index_families(mlx_vlm.FAMILIES)
+"""By the names of mlx-vlm's packages."""
 _UNKNOWN_FAMILY = ModelFamily("unknown")
 _MULTIMODAL_TYPES = {text_only: family.name for family in MODEL_FAMILIES.values() for text_only in family.text_only}
 
@@ -106,4 +109,8 @@ def decoder_spec_of(module: object) -> DecoderSpec | None:
 
 def _family_of(module: object) -> ModelFamily:
     package, _, name = type(module).__module__.rpartition(".")
-    return MODEL_FAMILIES.get(name, _UNKNOWN_FAMILY) if package == MLX_LM_MODELS else _UNKNOWN_FAMILY
+    if package == MLX_LM_MODELS:
+        return MODEL_FAMILIES.get(name, _UNKNOWN_FAMILY)
+    whole, _, family = package.rpartition(".")
+    is_language = (whole, name) == (MLX_VLM_MODELS, "language")
+    return MLX_VLM_FAMILIES.get(family, _UNKNOWN_FAMILY) if is_language else _UNKNOWN_FAMILY

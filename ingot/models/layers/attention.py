@@ -102,7 +102,7 @@ class MixedAttention(nn.Module):
         spec = self._spec
         gated = spec.gate is not None and spec.gate in self
         given = spec.shared_kv is not None and spec.shared_kv.projected
-        odd = (spec.input_norm, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
+        odd = (spec.input_norm, spec.output_norm, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
         own = gated or given or spec.tiled_heads or self.token_indexer is not None
         return not own and spec.conv is None and all(each is None for each in odd)
 
@@ -372,8 +372,10 @@ class MixedAttention(nn.Module):
         return attended
 
     def _gate_output(self, attended: mx.array, gate: mx.array | None, inputs: AttentionInputs) -> mx.array:
-        """The attention [..., heads * size] of all tokens, multiplied by its gate if it has one."""
+        """The attention [..., heads * size] of all tokens, normed and multiplied by its gate if it has these."""
         spec = self._spec
+        if spec.output_norm is not None:
+            attended = self[spec.output_norm](attended)
         if spec.tiled_heads:
             attended = self._regroup(attended, self._heads // self._kv_heads)
         if gate is not None:

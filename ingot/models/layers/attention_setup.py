@@ -124,7 +124,8 @@ def _rope_of(module: nn.Module, spec: AttentionSpec) -> nn.Module | None:
     """The RoPE that the module uses."""
     if spec.rope_periods is not None:
         return positioned_rope(PeriodsRope(attrgetter(spec.rope_periods)(module)))
-    used = spec.rope in module and (spec.rotates is None or attrgetter(spec.rotates)(module))
+    said_by = (spec.rotates,) if isinstance(spec.rotates, str) else spec.rotates
+    used = spec.rope in module and (not said_by or any(attrgetter(name)(module) for name in said_by))
     own = rope_spec_of(module[spec.rope]) if used else None
     return module[spec.rope] if used and (own is None or own.dims is not None) else None
 

@@ -26,9 +26,9 @@ from ingot.models.layers.modules import (
     temporarily_extended,
 )
 
-LM_HEAD_NAMES = ("lm_head", "embed_out", "output")
-TIED_HEAD_NAMES = (
-    *("embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings"),
+LM_HEAD_NAMES = frozenset({"lm_head", "embed_out", "output"})
+TIED_HEAD_NAMES = frozenset(
+    {"embed_tokens", "wte", "tok_embeddings", "embedding", "embeddings", "word_embeddings", "token_embeddings"}
 )
 
 
@@ -40,6 +40,8 @@ class LogitsSelection:
 
     def __init__(self) -> None:
         self.at: mx.array | None = None
+        self.width = 0
+        """Tokens of a row in this pass. A head that the model's code calls for fewer at a time computes all of them."""
         self.was_used = False
         self.tapped_modules: tuple[str, ...] = ()
         """Modules whose inputs are the hidden states to capture, instead of the output head's."""
@@ -70,7 +72,7 @@ class LogitsSelection:
     def select(self, hidden: mx.array) -> mx.array:
         if not self.tapped_modules:
             self.capture("", hidden)
-        if self.at is None or hidden.ndim != 3:
+        if self.at is None or hidden.ndim != 3 or hidden.shape[1] != self.width:
             return hidden
         self.was_used = True
         return mx.take_along_axis(hidden, self.at[..., None], axis=1)
@@ -90,6 +92,13 @@ class _SelectsBeforeHead:
     def as_linear(self, x: mx.array) -> mx.array:
         y: mx.array = super().as_linear(self.selection.select(x))  # type: ignore[misc]
         return y
+
+
+class _SelectsOutput:
+    selection: LogitsSelection
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.selection.select(super().__call__(*args, **kwargs))  # type: ignore[misc]
 
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear, PackedLinear, DenseLinear, QuantizedKernelLinear, DenseKernelLinear)
@@ -170,23 +179,28 @@ def tap_hidden_states(model: nn.Module, paths: Sequence[str], selection: LogitsS
 
 
 def select_at_lm_head(model: nn.Module) -> LogitsSelection | None:
-    """Swap the model's output head for one that computes only selected positions; None if it has no known head."""
+    """Swap the model's output head for one that computes only selected positions, or, if that is no module, what gives
+    it its input; None if neither is known."""
     found = _find_lm_head(model)
+    selection = LogitsSelection()
     if found is None:
-        return None
-    path, module = found
-    selection, kind = LogitsSelection(), type(module)
-    replacement = adopt_module(module, SELECTIVE_HEADS.get(kind, kind))  # one that was swapped before keeps its kind
+        path, module = "model", model.get("model")
+        if not isinstance(module, nn.Module) or not isinstance(model.get("lm_head"), mx.array):
+            return None
+        replacement = extend(module, _SelectsOutput, "Selective")
+    else:
+        (path, module), kind = found, type(found[1])
+        replacement = adopt_module(module, SELECTIVE_HEADS.get(kind, kind))  # one swapped before keeps its kind
     replacement.selection = selection
     model.update_modules(tree_unflatten([(path, replacement)]))
     return selection
 
 
-def _only_module(model: nn.Module, names: Sequence[str]) -> tuple[str, nn.Module] | None:
-    """The one module with one of these names, if it is of a kind that can be an output head."""
+def _only_module(model: nn.Module, names: frozenset[str]) -> tuple[str, nn.Module] | None:
+    """The one module with one of these names, or in such a module, if it is of a kind that can be an output head."""
     found = [
         (path, module)
         for path, module in model.named_modules()
-        if path.rsplit(".", 1)[-1] in names and type(module) in KNOWN_HEADS
+        if not names.isdisjoint(path.rsplit(".", 2)[-2:]) and type(module) in KNOWN_HEADS
     ]
     return found[0] if len(found) == 1 else None

@@ -189,7 +189,7 @@ def _short_convolution(mixer: Any) -> NativeRecurrence:
 
 def _native_recurrence(mixer: Any, slower: SlowerParts) -> NativeRecurrence | None:
     spec = recurrence_spec_of(mixer)
-    if spec is None:
+    if type(spec) not in _SHAPES:
         return None
     by_key = isinstance(spec, GatedDeltaSpec) and spec.decays_by_key
     if slower.leave_out(native_recurrent_part(_SHAPES[type(spec)], by_key=by_key)):
@@ -201,7 +201,7 @@ def _native_recurrence(mixer: Any, slower: SlowerParts) -> NativeRecurrence | No
             return _native_delta(mixer, spec)
         case Mamba2Spec():
             return _native_mamba2(mixer, spec)
-        case ShortConvSpec():
+        case _:
             return _short_convolution(mixer)
 
 
@@ -339,7 +339,7 @@ def _kernel_inputs(mixer: Any) -> _KernelInputs | None:
             (channels, taps), bias = mixer.conv.weight.shape[:2], mixer.conv.get("bias")
             weights = {"filter": mixer.conv.weight, "filter_bias": bias}
             return _KernelInputs(ShortConvShape(channels, taps, bias is not None), ("in_proj",), weights, {})
-        case None:
+        case _:
             return None
 
 

@@ -47,6 +47,7 @@ from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
+from ingot.models.layers.scans import ScanMixer, scan_mixer_of
 from ingot.models.lora.layers import LoraMapping
 
 _NO_CONTEXT = nullcontext()
@@ -115,10 +116,13 @@ def _join_outputs(mixed: MixedBatch, outputs: list[Any]) -> Any:
 
 def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The outermost modules inside the model's layers that take a cache, with their paths; of such that only hand it on
-    to known attention, that attention."""
-    inside = [(path, module) for path, module in model.named_modules() if _INSIDE_LAYER.match(path)]
-    takers = [(path, module) for path, module in inside if _is_known_mixer(module) or _takes_cache(module)]
-    handing_on = {outer for path, module in inside if _is_known_mixer(module) for outer in _outer_paths(path)}
+    to known attention, that attention. And those beside the layers that take one for themselves."""
+    every = list(model.named_modules())
+    takers = [(path, module) for path, module in every if _is_known_mixer(module) or _takes_cache(module)]
+    inside = {path for path, _ in every if _INSIDE_LAYER.match(path)}
+    around = {outer for path in inside for outer in ("", *_outer_paths(path))}
+    takers = [(path, module) for path, module in takers if path not in around or path in inside]
+    handing_on = {outer for path, module in takers if _is_known_mixer(module) for outer in _outer_paths(path)}
     paths = {path for path, _ in takers} - handing_on
     return [
         (path, module)
@@ -128,7 +132,7 @@ def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _is_known_mixer(module: nn.Module) -> bool:
-    return isinstance(module, MixedAttention | SplitMixer) or attention_spec_of(module) is not None
+    return isinstance(module, MixedAttention | SplitMixer | ScanMixer) or attention_spec_of(module) is not None
 
 
 def _takes_cache(module: nn.Module) -> bool:
@@ -162,7 +166,7 @@ def swap_mixers(
         if attention is not None:
             return attention
         recurrence = None if kernels is None else kernel_recurrence(module, kernels.recurrent)
-        return extend(module, SplitMixer, "Split") if recurrence is None else recurrence
+        return recurrence or scan_mixer_of(module) or extend(module, SplitMixer, "Split")
 
     model.update_modules(tree_unflatten([(path, replacement_for(module)) for path, module in found]))
     return len(found)
@@ -176,8 +180,9 @@ def split_mixers(model: nn.Module) -> None:
 
 def unknown_mixers(model: nn.Module) -> list[str]:
     """The classes of attention that run mlx-lm's own code, of a model whose modules were swapped or will be."""
-    split = [module for module in model.modules() if isinstance(module, SplitMixer)]
-    left = [each for _, each in find_mixers(model) if type(each) is own_class(each) and not is_known_here(each)]
+    split = [each for path, each in model.named_modules() if isinstance(each, SplitMixer) and _INSIDE_LAYER.match(path)]
+    mixers = [each for path, each in find_mixers(model) if _INSIDE_LAYER.match(path)]
+    left = [each for each in mixers if type(each) is own_class(each) and not is_known_here(each)]
     return sorted(
         {own_class(each).__name__ for each in (*split, *left) if recurrence_spec_of(restored_module(each)) is None}
     )
@@ -193,7 +198,7 @@ _WHOLE_LAYERS = (LayerStandIn, LayerInputsDecoder)
 SWAPPED_PARTS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "layers": _WHOLE_LAYERS,
     "attention": (*_WHOLE_LAYERS, MixedAttention, MixedDecoder),
-    "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence),
+    "recurrent layers": (*_WHOLE_LAYERS, NativeRecurrence, KernelRecurrence, ScanMixer),
     "experts": (*_WHOLE_LAYERS, JoinedMoe, GroupedSwitchGLU),
     "MLPs": (*_WHOLE_LAYERS, GatedMLP, JoinedMLP),
 }

@@ -24,7 +24,7 @@ from ingot.models.families.description import (
     NormSpec,
     two_blocks,
 )
-from ingot.models.families.registry import MODEL_FAMILIES, index_families
+from ingot.models.families.registry import MLX_VLM_FAMILIES, MODEL_FAMILIES, index_families
 from tests.models.layers import family_configs
 
 MODELS = Path(families.__file__).parents[1]
@@ -40,7 +40,11 @@ THEIRS = {
 }
 """What other projects call something, too: sentence-transformers its modules, OpenAI a vocabulary, mlx-vlm towers',
 transformers its models without a head; an MLP is one wherever it is named."""
-CLASSES = [(family.name, name) for family in MODEL_FAMILIES.values() for name in sorted(family.classes)]
+CLASSES = [
+    *((family.name, name) for family in MODEL_FAMILIES.values() for name in sorted(family.classes)),
+    *((f"{family.name}.language", name) for family in MLX_VLM_FAMILIES.values() for name in sorted(family.classes)),
+]
+"""By their modules: those of mlx-vlm's are in packages."""
 
 
 @cache
@@ -94,10 +98,11 @@ def test_every_family_is_one_of_mlx_lms_and_something_is_said_of_it(name: str) -
 
 
 @pytest.mark.parametrize(("family", "name"), CLASSES)
-def test_every_class_is_one_of_mlx_lms(family: str, name: str) -> None:
-    kind = getattr(importlib.import_module(f"{registry.MLX_LM_MODELS}.{family}"), name)
+def test_every_class_is_defined_where_it_is_described(family: str, name: str) -> None:
+    library = registry.MLX_VLM_MODELS if family.endswith(".language") else registry.MLX_LM_MODELS
+    kind = getattr(importlib.import_module(f"{library}.{family}"), name)
     assert issubclass(kind, nn.Module)
-    assert kind.__module__ == f"{registry.MLX_LM_MODELS}.{family}", "described where it is not defined: never found"
+    assert kind.__module__ == f"{library}.{family}", "described where it is not defined: never found"
 
 
 def test_a_module_is_looked_up_by_its_own_class() -> None:
@@ -129,10 +134,10 @@ def test_what_a_whole_model_is_told_by_is_looked_up_by_its_type() -> None:
 @cache
 def built() -> set[tuple[str, str]]:
     """The classes of all tiny models, by family and name."""
-    loadable = family_configs.FAMILIES.keys() - family_configs.UNLOADABLE
+    loadable = (family_configs.FAMILIES | family_configs.VLM_FAMILIES).keys() - family_configs.UNLOADABLE
     models = [family_configs.skeleton(name) for name in loadable]
     kinds = {type(module) for model in models for _, module in model.named_modules()}
-    return {(kind.__module__.rpartition(".")[2], kind.__name__) for kind in kinds}
+    return {(kind.__module__.partition(".models.")[2], kind.__name__) for kind in kinds}
 
 
 @pytest.mark.parametrize(("family", "name"), CLASSES)

@@ -1,4 +1,4 @@
-"""Tiny random-weight models of mlx-lm's families, as `families.toml` describes them."""
+"""Tiny random-weight models of mlx-lm's families, and of mlx-vlm's beyond these, as `families.toml` describes them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from ingot.models.vlm_language import language_classes_of
 from ingot.upstream import import_upstream
 
 _DESCRIBED = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
 _GROUPS: dict[str, dict[str, Any]] = _DESCRIBED["groups"]
 FAMILIES: dict[str, dict[str, Any]] = _DESCRIBED["families"]
+VLM_FAMILIES: dict[str, dict[str, Any]] = _DESCRIBED["mlx_vlm"]
+"""What only mlx-vlm has."""
 VOCAB: int = _GROUPS["base"]["vocab_size"]
 UNLOADABLE = {"olmo": "its module exits unless another package is installed"}
 SHARED_CODE = {
@@ -27,7 +30,7 @@ def upstream_files() -> list[Path]:
 
 def config(name: str) -> dict[str, Any]:
     """What the `config.json` of such a model holds."""
-    own = dict(FAMILIES[name])
+    own = dict((FAMILIES | VLM_FAMILIES)[name])
     family = own.pop("family", name)
     inside = own.pop("inside", None)
     around = own.pop("around", {})
@@ -44,6 +47,9 @@ def config(name: str) -> dict[str, Any]:
 def skeleton(name: str) -> Any:
     """A model as mlx-lm makes it, none of whose weights is computed yet."""
     described = config(name)
+    if name in VLM_FAMILIES:
+        model_class, args_class = language_classes_of(described)
+        return model_class(args_class.from_dict(described))
     module = import_upstream(f"mlx_lm.models.{described['model_type']}")
     return module.Model(module.ModelArgs.from_dict(described))
 
@@ -54,7 +60,7 @@ def build(name: str) -> Any:
     from mlx.utils import tree_map_with_path
 
     def widened(path: str, weight: mx.array) -> mx.array:
-        if "norm" in path or not mx.issubdtype(weight.dtype, mx.floating):
+        if "norm" in path or path.endswith("signs") or not mx.issubdtype(weight.dtype, mx.floating):
             return weight
         return weight + 0.2 * mx.random.normal(weight.shape)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,12 +18,11 @@ from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.records import restore_row, take_record
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
-from ingot.kernels.cpu import native
 from ingot.kernels.device import GPUS, Device, current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.forward import run_forward
-from ingot.models.layers.swapping import find_mixers, unknown_mixers
+from ingot.models.precision import repack_ternary_layers
 from ingot.models.probe import logits_gap
 from ingot.upstream import caches
 from tests import engines, tiny
@@ -34,28 +32,29 @@ TOLERANCE = 2e-4
 WIDEST = 128
 
 REFUSED = {
-    "deepseek_v41": ("keeps its state in a LayerCache", "its own cache, which ours cannot stand in for"),
     "phi3small": ("see the ones after them", "its sparse layers add a boolean mask to the scores as a number"),
 }
 NEEDS_METAL = {
-    "bitnet": "packed ternary weights, multiplied by a Metal kernel alone",
     "muse_spark": "norms and RoPE in a Metal kernel alone",
 }
 
+OWN_CACHES = "its own caches, each of one sequence"
 ONE_BY_ONE = {
     "afm7": "layers that reuse keys take the longest row's length for the position",
+    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "glm5_next", "hy_v4", "qwen4_exp"), OWN_CACHES),
+    "inkling": "distances between tokens from a single length",
     "llama-dynamic": "RoPE whose base follows a single length",
 }
 UNMIXED = {
+    **{name: why for name, why in ONE_BY_ONE.items() if name != "inkling"},
     "afm7": "layers that reuse keys read another layer's cache",
     "iquestloopcoder": "each layer is run twice, over two caches",
-    "llama-dynamic": ONE_BY_ONE["llama-dynamic"],
-    "longcat_flash_ngram": "the n-grams' tail is kept by the embedding",
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
 
 SERVED = [name for name in family_configs.FAMILIES if name not in {*REFUSED, *NEEDS_METAL, *family_configs.UNLOADABLE}]
+ONLY_MLX_VLMS = [*family_configs.VLM_FAMILIES]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -110,6 +109,7 @@ class Batch:
 
 def family(name: str, device: Device) -> Family:
     model = family_configs.build(name)
+    repack_ternary_layers(model)
     asked = caches.make_prompt_cache(model)
     rng = random.Random(3)
     # Only windows forget, and not before a few hundred tokens.
@@ -131,7 +131,15 @@ def test_a_family_computes_the_same_in_chunks_in_a_batch_mixed_and_taken_over(na
     check(name, current_device())
 
 
-@pytest.mark.parametrize("name", ["baichuan_m1", "cohere-normed", "dbrx", "gpt2", "llama-dynamic", "plamo"])
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", ONLY_MLX_VLMS)
+def test_so_does_a_family_that_only_mlx_vlm_has(name: str) -> None:
+    check(name, current_device())
+
+
+@pytest.mark.parametrize(
+    "name", ["baichuan_m1", "bailing_hybrid", "cohere-normed", "dbrx", "gpt2", "jamba", "llama-dynamic", "plamo"]
+)
 def test_so_it_does_by_the_rules_of_gpus(name: str) -> None:
     check(name, engines.GPU)
 
@@ -238,26 +246,12 @@ def test_a_family_whose_code_does_not_load_is_refused_with_a_reason(name: str, t
         load_model_adapter(tmp_path, current_device())
 
 
-@pytest.mark.skipif(not native.available(), reason="latent attention is mlx-lm's own without kernels")
-def test_the_page_of_models_names_the_families_that_run_mlx_lms_own_mixers() -> None:
-    page = (Path(__file__).parents[3] / "docs/models.md").read_text()
-    named = page.partition("families run mlx-lm's own mixers")[2].partition(". ")[0]
-    own = {family_configs.config(name)["model_type"] for name in {*SERVED, *NEEDS_METAL} if runs_mlx_lms_mixers(name)}
-    assert re.findall(r"`(.*?)`", named) == sorted(own)
-
-
-def runs_mlx_lms_mixers(name: str) -> bool:
-    """A model without mixers has all of its attention in the code of the decoder."""
-    model = family_configs.skeleton(name)
-    return bool(unknown_mixers(model)) or not find_mixers(model)
-
-
 def test_every_family_of_mlx_lm_is_among_these() -> None:
     modules = {path.stem for path in family_configs.upstream_files()}
     assert modules == {family_configs.config(name)["model_type"] for name in family_configs.FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["afm7", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
+@pytest.mark.parametrize("name", ["afm7", "deepseek_v41", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
 def test_the_engine_answers_alike_alone_and_in_company_where_rows_do_not_mix(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

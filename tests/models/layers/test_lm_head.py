@@ -23,13 +23,15 @@ def test_the_head_computes_only_the_selected_positions_with_the_same_weights(kin
     whole = model(tokens)
     selection = select_at_lm_head(model)
     assert selection is not None
-    selection.at = mx.array([[3], [1]])
+    selection.at, selection.width = mx.array([[3], [1]]), 4
     part = model(tokens)
     assert part.shape == (2, 1, tiny.VOCAB)
     assert (
         mx.allclose(part[0, 0], whole[0, 3], atol=1e-5).item()
         and mx.allclose(part[1, 0], whole[1, 1], atol=1e-5).item()
     )
+    selection.width = 5  # tokens of a pass whose head is called for four of them
+    assert mx.allclose(model(tokens), whole, atol=1e-5).item()
     selection.at = None
     assert mx.allclose(model(tokens), whole, atol=1e-5).item()
 
@@ -40,7 +42,7 @@ def test_hidden_states_of_all_tokens_are_handed_over_whichever_are_selected(kind
     expected = model.model(tokens)
     selection = select_at_lm_head(model)
     assert selection is not None
-    selection.at = mx.array([[3]])
+    selection.at, selection.width = mx.array([[3]]), 4
     model(tokens)
     assert selection.hidden is None
     with selection.capturing_hidden():

@@ -1,0 +1,39 @@
+"""Families that mlx-vlm has and mlx-lm has not, as data: the language parts of its packages."""
+
+from __future__ import annotations
+
+from ingot.models.families.description import AttentionSpec, LatentSpec, MlpSpec, ModelFamily, NormSpec
+
+FAMILIES = (
+    ModelFamily(
+        "cohere2_moe",
+        attention={"Attention": AttentionSpec(rotates=("use_sliding_window", "force_rope"))},
+    ),
+    # Mistral Large 3 and Xing are DeepSeek V3's.
+    ModelFamily(
+        "deepseek_v3",
+        attention={"DeepseekV3Attention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
+    ),
+    # K2 Horizon.
+    ModelFamily("k2_horizon", attention={"Attention": AttentionSpec()}),
+    # Klear, whose configs may also be for mlx-lm's.
+    ModelFamily(
+        "klear",
+        attention={
+            "KlearAttention": AttentionSpec(
+                heads="num_attention_heads", kv_heads="num_key_value_heads", norms=("q_norm", "k_norm")
+            )
+        },
+        mlps={"KlearMLP": MlpSpec()},
+    ),
+    # MiMo V2.5 is V2 Flash with towers.
+    ModelFamily(
+        "mimo_v2_flash",
+        attention={"Attention": AttentionSpec(value_scale="v_scale", sinks="attention_sink_bias")},
+    ),
+    ModelFamily(
+        "step3p7",
+        attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="g_proj")},
+        norms={"StepRMSNorm": NormSpec("rms")},
+    ),
+)
