@@ -175,6 +175,7 @@ class AnswerHead:
     source: PromptSource | None = None  # of the prompts, for the receipt
     speculate: tuple[str, ...] | None = None  # the proposers that the request names
     adapter: str | None = None  # the LoRA adapter of the answer
+    varies: str | None = None  # why the answer may depend on what else is computed; empty if it does not
 
     @property
     def common(self) -> dict[str, Any]:
@@ -197,11 +198,13 @@ class AnswerHead:
         request: Request | None = None,
     ) -> AnswerHead:
         source = None if prompts is None else PromptSource.of(served, prompts)
-        head = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source)
+        card = served.card
+        head = cls(id, created, card.name, served.fingerprint, reading.ignored, source)
         if request is None:
             return head
         adapter = None if request.lora is None else request.lora.name
-        return replace(head, model=adapter or head.model, speculate=request.speculate, adapter=adapter)
+        varies = card.varies or ("codec" if card.lossy_kv and not request.exact else "")
+        return replace(head, model=adapter or head.model, speculate=request.speculate, adapter=adapter, varies=varies)
 
 
 class PromptTokensDetails(Struct):
@@ -253,7 +256,8 @@ class SpeculationBody(Struct):
 
 class Receipt(Struct):
     """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
-    found within thinking, and which fields had no effect."""
+    found within thinking, which fields had no effect, and whether the same request gives the same answer again whatever
+    else is computed or was cached, or why not."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -263,6 +267,8 @@ class Receipt(Struct):
     adapter: str | UnsetType = UNSET
     calls_in_thinking: int | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+    reproducible: bool | UnsetType = UNSET
+    varies: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, head: AnswerHead, ended: Ended) -> Receipt:
@@ -273,7 +279,11 @@ class Receipt(Struct):
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
         specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        return cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
+        receipt = cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
+        if head.varies is not None:
+            varies = "specprefill" if any(report.unused is None for report in ended.specprefill) else head.varies
+            receipt.reproducible, receipt.varies = not varies, varies or UNSET
+        return receipt
 
 
 class IgnoredNote(Struct):
