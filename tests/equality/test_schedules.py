@@ -27,7 +27,29 @@ SAMPLINGS = (
     Sampling(temperature=0.9, seed=7),
     Sampling(temperature=1.2, top_p=0.9, top_k=40, seed=8),
 )
-WORDS = "the sea was calm and a ship with seven sails came home from far away in the first days of spring".split()
+WORDS = [
+    "the",
+    "sea",
+    "was",
+    "calm",
+    "and",
+    "a",
+    "ship",
+    "with",
+    "seven",
+    "sails",
+    "came",
+    "home",
+    "from",
+    "far",
+    "away",
+    "in",
+    "the",
+    "first",
+    "days",
+    "of",
+    "spring",
+]
 CACHE_BYTES = {"default": "8MB", "dense": "1MB", "hybrid": "1MB", "window": "1MB"}
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
@@ -103,7 +125,7 @@ def play(engine: Engine, alone: list[tuple[int, ...]], number: int) -> None:
         )
         stream = engine.generate(request)
         if dice.random() < 0.1:
-            stream.cancel()
+            engine.cancel(request.id)
         else:
             waiting.append((chosen, stream))
         if dice.random() < 0.4:

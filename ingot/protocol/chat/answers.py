@@ -279,7 +279,9 @@ class Receipt(Struct):
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
         specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        receipt = cls(timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET)
+        receipt = cls(
+            timing, cache, prompt, speculation, specprefill, head.adapter or UNSET, calls, head.ignored or UNSET
+        )
         if head.varies is not None:
             varies = "specprefill" if any(report.unused is None for report in ended.specprefill) else head.varies
             receipt.reproducible, receipt.varies = not varies, varies or UNSET
