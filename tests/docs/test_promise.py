@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PROMISE = "A request with a seed, or without sampling, gives the same tokens whatever else the server computes, and whatever was cached."
+PROMISE = (
+    "A request with a seed, or without sampling, gives the same tokens whatever else the server computes, "
+    "and whatever was cached."
+)
 EXCEPTIONS = ("GPUs", "AMX", "--deterministic", "without native kernels", "KV")
 
 
