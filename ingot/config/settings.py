@@ -371,7 +371,9 @@ class SettingsTable:
         0.3, "the fraction of them to compute unless a request says otherwise", low=0.01, high=1.0
     )
     deterministic: bool = setting(
-        False, "on Linux CPUs, give the same text whatever else is in the batch, at some cost in speed"
+        False,
+        "on Linux CPUs with AMX, give the same text whatever else is in the batch, at some cost in speed; accepted "
+        "without effect on other CPUs, which always do",
     )
 
     tensor_parallel_size: int = setting(

@@ -24,6 +24,7 @@ from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.disk.store import DIGESTS_FILE, DiskLimits, RecordStore, folder_secret, unusable_folder_error
 from ingot.cache.pages import PAGE
 from ingot.config import Settings
+from ingot.kernels.cpu import native
 from ingot.models.adapter import ModelAdapter
 from ingot.models.files.gguf_files import weight_files
 from ingot.models.forward import kv_states_for
@@ -85,9 +86,16 @@ def exact_kv_key(
         "layout": _layer_kinds(adapter),
         "head": "none" if adapter.head is None else f"{adapter.head.name}, {adapter.head.weight_bytes} bytes",
         "device": adapter.device.kind,
-        "deterministic": str(deterministic).lower(),
+        **_arithmetic_key(adapter, deterministic=deterministic),
         **({"part": part} if part else {}),
     }
+
+
+def _arithmetic_key(adapter: ModelAdapter, *, deterministic: bool) -> dict[str, str]:
+    """What computes KV: other instruction sets give other last bits."""
+    if adapter.device.kind != "cpu":
+        return {"deterministic": str(deterministic).lower()}
+    return {"arithmetic": native.arithmetic(deterministic=deterministic)}
 
 
 def _live_codec_key(adapter: ModelAdapter) -> dict[str, str]:

@@ -28,15 +28,9 @@ constexpr int kTileRows = 96;   // queries times heads that share keys, of one t
 constexpr int kWideRows = 192;  // the same, where there are so many that they are taken in another way
 constexpr int kMany = 48;       // from which on they are
 
-// How rows meet keys: in float32, with most keys in numbers of 16 bits (Floats::attend_narrow), or in register tiles (Wide).
-enum class Way { exact, narrow, tiles };
-
-Way way_of(const Heads& how, const Span& span, int window, bool halves) {
-  if (takes_one_path() || span.count * (how.heads / how.kv_heads) < kMany) return Way::exact;
-  if (may_go_wide()) return Way::tiles;
-  // A window leaves few keys that all queries of a task see.
-  const bool narrow = halves && window == 0 && floats().attend_narrow != nullptr && NarrowTile::fits(how.size);
-  return narrow ? Way::narrow : Way::exact;
+// Whether rows meet keys in register tiles (Wide), not in float32.
+bool takes_tiles(const Heads& how, const Span& span) {
+  return may_go_wide() && span.count * (how.heads / how.kv_heads) >= kMany;
 }
 
 // What several tasks find for the same queries, each in one stretch of keys. The last of them merges it.
@@ -54,7 +48,7 @@ struct Split {
 struct Task {
   const Span* span;
   int kv_head, first, count;
-  Way way;
+  bool in_tiles;
   Split* split = nullptr;
   int stretch = 0;  // where there is a split
 };
@@ -68,16 +62,14 @@ Sight sight_of(const Heads& how, const Task& task, int window) {
 
 // How the work is shared out.
 struct Plan {
-  Plan(const Heads& how, const Spans& spans, int window, const States& states) {
+  Plan(const Heads& how, const Spans& spans, int window) {
     const int group = how.heads / how.kv_heads;
     for (const Span& span : spans) {
-      Way way = way_of(how, span, window, states.halves);
-      if (way == Way::tiles && !spans.table(span).coded.empty()) way = Way::exact;
-      const int most = std::max(1, (way == Way::exact ? kTileRows : kWideRows) / group);
+      const bool in_tiles = takes_tiles(how, span) && spans.table(span).coded.empty();
+      const int most = std::max(1, (in_tiles ? kWideRows : kTileRows) / group);
       for (int first = 0, count; first < span.count; first += count) {
         count = std::min(most, span.count - first);
-        if (way == Way::narrow) count = std::min(count, kKeyBlock - (span.place + first) % kKeyBlock);
-        for (int head = 0; head < how.kv_heads; head++) tasks.push_back({&span, head, first, count, way});
+        for (int head = 0; head < how.kv_heads; head++) tasks.push_back({&span, head, first, count, in_tiles});
       }
     }
     // The latest queries see the most keys: they go first, so that the threads end together.
@@ -96,7 +88,7 @@ struct Plan {
     std::vector<Task> parts;
     for (const Task& task : tasks) {
       const Stretches stretches(sight_of(how, task, window), task.count, seen_by(task));
-      if (task.way == Way::tiles || stretches.first == stretches.last) {
+      if (task.in_tiles || stretches.first == stretches.last) {
         parts.push_back(task);
         continue;
       }
@@ -236,7 +228,7 @@ class Attending {
   }
 
   void run() const {
-    if (task_.way == Way::tiles) return in_tiles(*wide());
+    if (task_.in_tiles) return in_tiles(*wide());
     const size_t size = Found::size(rows(), how_.size), scratch = attend_scratch(rows(), how_.size);
     float* room = own_room(2 * size + scratch);
     Found all(rows(), how_.size, room);
@@ -289,7 +281,7 @@ class Attending {
     if (is_coded(stretch)) return find_coded(q, stretch, scratch, found);
     const auto attend = [this] {
       if constexpr (std::is_same_v<Number, Half>)
-        return task_.way == Way::narrow ? floats().attend_narrow : floats().attend_halves;
+        return floats().attend_halves;
       else
         return floats().attend;
     }();
@@ -327,7 +319,7 @@ class Attending {
 
 void attend_to_all(const Heads& how, const Spans& spans, int window, const float* q, const States& states, float* out,
                    const Prepare& prepare) {
-  const Plan plan(how, spans, window, states);
+  const Plan plan(how, spans, window);
   if (prepare && !plan.apart) prepare_all(how, spans, prepare);
   Pool::shared().each(static_cast<int>(plan.tasks.size()), [&](int index) {
     const Task& task = plan.tasks[index];

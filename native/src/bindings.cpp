@@ -262,15 +262,12 @@ NB_MODULE(_native, module) {
       "ids"_a, "weights"_a, "The rows of packed weights that ids name, as plain numbers.");
   module.def(
       "use_blas", [](uintptr_t address) { ingot::use_blas(reinterpret_cast<ingot::Sgemm>(address)); }, "address"_a,
-      "Multiply many rows with the cblas_sgemm at this address, which must use one thread a call.");
+      "The address of a cblas_sgemm that uses one thread a call.");
   module.def("use_one_path", &ingot::use_one_path, "one"_a,
-             "Compute a row the same way however many there are.");
+             "Compute a row the same way however many there are, where there is another way for many rows.");
   module.def("instruction_set", [] { return ingot::kernels().name; }, "The instruction set that is used here.");
   module.def(
       "wide", []() -> const char* { return ingot::wide() == nullptr ? nullptr : ingot::wide()->name; },
       "The instruction set for many rows at once, if there is one.");
-  module.def(
-      "narrow", [] { return ingot::wide() == nullptr && ingot::floats().attend_narrow != nullptr; },
-      "Whether many queries at once attend in numbers of 16 bits.");
   module.def("threads", [] { return ingot::Pool::shared().threads(); }, "How many threads work on an operation.");
 }

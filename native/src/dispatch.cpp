@@ -16,9 +16,6 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
-#ifndef HWCAP_ASIMDHP
-#define HWCAP_ASIMDHP (1 << 10)
-#endif
 #ifndef HWCAP_ASIMDDP
 #define HWCAP_ASIMDDP (1 << 20)
 #endif
@@ -50,7 +47,6 @@ INGOT_SET(avx512vnni)
 extern const Wide wide_amx;
 #elif defined(__aarch64__)
 INGOT_SET(dotprod)
-INGOT_SET(fp16)
 #endif
 
 namespace {
@@ -68,8 +64,7 @@ const Set& pick() {
   if (has_avx2) return avx2;
 #elif defined(__aarch64__)
   const unsigned long has = getauxval(AT_HWCAP);
-  const bool halves = (has & HWCAP_ASIMDHP) && !asked("dotprod");
-  if (has & HWCAP_ASIMDDP) return halves ? fp16 : dotprod;
+  if (has & HWCAP_ASIMDDP) return dotprod;
 #endif
   return portable;
 }

@@ -9,7 +9,6 @@
 
 #include "attend_block.h"
 #include "attend_coded.h"
-#include "attend_narrow.h"
 #include "vectors.h"
 
 namespace ingot {
@@ -195,26 +194,20 @@ void find_nothing(Found found) {
   std::fill(found.total, found.total + found.rows, 0.0f);
 }
 
-template <class Number, bool narrow = false>
+template <class Number>
 void attend(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Number>& paged, int keys,
             int stretch, float* scratch, Found found) {
   const Asking asking{how, queries, group, keys};
   const int rows = asking.rows(), dim = how.dim;
-  const bool packed = narrow || rows >= kPacked;
+  const bool packed = rows >= kPacked;
   Tile tile(scratch, rows, dim);
   if (q != nullptr) take_queries(how, q, queries, group, stride, packed, tile);
-  NarrowTile narrow_tile(tile.end, tile.padded, dim);
-  if constexpr (narrow)
-    if (q != nullptr) narrow_queries(tile, rows, narrow_tile);
-  const int own_block = (keys - 1) / kKeyBlock * kKeyBlock;
   find_nothing(found);
   const int oldest = Stretches::oldest(how, queries, keys), end = std::min(keys, (stretch + 1) * kStretch);
   const int begin = std::max(oldest / kKeyBlock * kKeyBlock, stretch * kStretch);
   for (int base = begin; base < end; base += kKeyBlock) {
     const int lo = std::max(oldest - base, 0), hi = std::min(end - base, kKeyBlock);
     const KeyBlock<Number> block(paged, base, keys);
-    if constexpr (narrow)
-      if (base < own_block && meet_narrow(tile, rows, block.keys, block.values, how.cap, narrow_tile, found)) continue;
     meet(asking, tile.q, block, base, lo, hi, packed, tile, found);
   }
 }
@@ -242,13 +235,6 @@ void attend_coded(const Sight& how, const float* q, int queries, int group, size
     meet(asking, tile.q, KeyBlock<Number>(paged, base, keys), base, 0, std::min(end - base, kKeyBlock), packed, tile, found);
 }
 
-constexpr auto narrow_attend() {
-  if constexpr (kHasNarrow)
-    return attend<Half, true>;
-  else
-    return nullptr;
-}
-
 void merge(Found all, Found more) {
   const int dim = all.dim;
   for (int row = 0; row < all.rows; row++) {
@@ -268,6 +254,6 @@ void merge(Found all, Found more) {
 
 extern const Floats INGOT_NAME(floats);
 const Floats INGOT_NAME(floats) = {rms_norm, layer_norm, add, softmax, swiglu, gated, rotate, attend<float>, attend<Half>,
-                                   narrow_attend(), merge, halve, attend_coded<float>, attend_coded<Half>, snake};
+                                   merge, halve, attend_coded<float>, attend_coded<Half>, snake};
 
 }  // namespace ingot

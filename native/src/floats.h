@@ -73,11 +73,6 @@ struct Floats {
                  int stretch, float* scratch, Found found);
   void (*attend_halves)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Half>& paged,
                         int keys, int stretch, float* scratch, Found found);
-  // The same of many rows, whose queries stand in one block of keys. All blocks before that are computed in
-  // numbers of 16 bits where those are near enough. Null where there is no arithmetic for it. What a row finds depends neither
-  // on other rows nor on how many there are.
-  void (*attend_narrow)(const Sight& how, const float* q, int queries, int group, size_t stride, const Paged<Half>& paged,
-                        int keys, int stretch, float* scratch, Found found);
   // Adds what was found in one stretch to what was found in those before it.
   void (*merge)(Found all, Found more);
   // Each number as half_of has it.
@@ -123,37 +118,6 @@ struct Tile {
   float *q, *panel, *scores, *worth, *values, *end;
 };
 
-// What it needs besides where numbers have 16 bits: queries, and the block's keys without what they have in common, and values.
-struct NarrowTile {
-  static constexpr int kWhole = 32;  // dims are filled up to so many
-  static constexpr int kMostDims = 512;
-
-  static bool fits(int dim) { return dim % 16 == 0 && dim <= kMostDims; }
-
-  NarrowTile(float* scratch, int rows, int dim)
-      : dim(dim), dims((dim + kWhole - 1) / kWhole * kWhole), q(scratch), keys(q + whole_lines(static_cast<size_t>(rows) * dims / 2)),
-        values(keys + kKeyBlock * dims / 2), centre(values + kKeyBlock * dims / 2), key_steps(centre + dims),
-        value_shares(key_steps + kKeyBlock), reach(value_shares + kKeyBlock), steps(reach + whole_lines(rows)),
-        common(steps + whole_lines(rows)), end(common + whole_lines(rows)) {}
-
-  static size_t size(int rows, int dim) {
-    const NarrowTile tile(nullptr, rows, dim);
-    return tile.end - tile.q;
-  }
-
-  template <class Number>
-  static Number* as(float* room) {
-    return reinterpret_cast<Number*>(room);
-  }
-
-  int dim, dims;
-  float *q, *keys, *values;
-  float *centre, *key_steps, *value_shares;
-  float *reach, *steps, *common;  // of each row
-  float* end;
-  float value_step = 0;
-};
-
 // What it needs besides where pages are coded: a page's keys, the queries as they are and as they meet codes, and products.
 struct CodedTile {
   static constexpr int kLeastGroup = 8;  // numbers that share a scale
@@ -176,8 +140,7 @@ struct CodedTile {
 // Values that `attend` needs room for.
 static inline size_t attend_scratch(int rows, int dim) {
   const int padded = (rows + Tile::kMostRows - 1) / Tile::kMostRows * Tile::kMostRows;
-  const size_t narrow = NarrowTile::size(padded, dim), coded = CodedTile::size(padded, dim);
-  return Tile::size(rows, dim) + (narrow > coded ? narrow : coded);
+  return Tile::size(rows, dim) + CodedTile::size(padded, dim);
 }
 
 const Floats& floats();  // of the same instruction set as kernels()

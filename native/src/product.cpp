@@ -221,9 +221,9 @@ Sgemm named_blas() { return blas.load(); }
 
 void use_one_path(bool one) { one_path = one; }
 
-bool takes_one_path() { return one_path; }
+bool takes_one_path() { return one_path || wide() == nullptr; }
 
-bool may_go_wide() { return !one_path && wide() != nullptr; }
+bool may_go_wide() { return !takes_one_path(); }
 
 Rounded::Rounded(const Wide& use, int count, int columns)
     : use(use), count_(count), columns_(columns), values_(wide_size(count, columns)) {
@@ -304,7 +304,7 @@ void multiply_with(const std::vector<Product>& products, const float* x, int cou
 }  // namespace
 
 void multiply(const std::vector<Product>& products, const float* x, int count) {
-  multiply_with(products, x, count, one_path ? Paths{} : Paths{blas.load(), wide_for(count)});
+  multiply_with(products, x, count, takes_one_path() ? Paths{} : Paths{blas.load(), wide_for(count)});
 }
 
 void multiply_one_path(const std::vector<Product>& products, const float* x, int count) {

@@ -31,7 +31,7 @@ struct Product {
 };
 
 // y = x times the transpose of w, for matrices of the same width that share x [count, columns]. A row of x is computed
-// the same way whatever the others are, but with many rows maybe in another way than with few.
+// the same way whatever the others are, but where there are register tiles maybe in another way with many rows than with few.
 void multiply(const std::vector<Product>& products, const float* x, int count);
 
 // The same, with plain weights too: for rows whose number says something about other rows.
@@ -94,14 +94,14 @@ bool takes_one_path();
 bool may_go_wide();
 
 // cblas_sgemm of a BLAS that may be called from several threads at once and uses one thread for each call. Plain
-// weights are multiplied by it where there are many rows.
+// weights are multiplied by it where there are many rows, and register tiles.
 using Sgemm = void (*)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
 void use_blas(Sgemm sgemm);
 
 // The one that was named; null where none was.
 Sgemm named_blas();
 
-// Compute a row the same way however many there are.
+// Compute a row the same way however many there are, even where there are register tiles. Elsewhere it always is.
 void use_one_path(bool one);
 
 }  // namespace ingot

@@ -157,6 +157,7 @@ def load_language_model(
         scorer="" if specprefill is None else specprefill.scorer.name,
     )
     codec = prefix_cache_codec(settings, adapter)
+    card = replace(card, **_arithmetic_facts(settings, adapter, codec))
     return LoadedModel(
         adapter,
         tokenizer,
@@ -215,6 +216,24 @@ def _make_card(
         proposers=target.chosen_proposers.names,
         lossy=adapter.lossy,
     )
+
+
+def _arithmetic_facts(settings: Settings, adapter: ModelAdapter, codec: PairCodec) -> dict[str, Any]:
+    """The card's fields about bits."""
+    here, exact = adapter.device.kind, settings.deterministic
+    sets = native.arithmetic(deterministic=exact) if here == "cpu" else f"{here}, deterministic {exact}"
+    live = "raw" if adapter.live is None else adapter.live.described
+    if here != "cpu":
+        varies = "device"
+    elif not native.available():
+        varies = "kernels"
+    else:
+        varies = "amx" if native.has_wide() and not exact else ""
+    return {
+        "arithmetic": f"{sets}, live codec {live}, cache codec {codec.described}",
+        "varies": varies,
+        "lossy_kv": codec.lossy or adapter.live is not None,
+    }
 
 
 def _fitting_context(budget: MemoryBudget, context: int, weights: int, notes: list[str]) -> int:

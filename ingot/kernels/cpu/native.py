@@ -90,19 +90,24 @@ def describe() -> str | None:
 
 
 def use_one_path(one: bool = True) -> None:
-    """Compute a row by the same path whatever the batch size, or else by the fastest path for that size."""
+    """Compute a row the same way whatever the batch size, or, where there are AMX's register tiles, the fastest way
+    for that size. CPUs without AMX know one way only."""
     if (native := native_extension()) is not None:
         native.use_one_path(one)
+
+
+def arithmetic(*, deterministic: bool) -> str:
+    """What the bits of results depend on here, besides the version: the instruction sets that are used."""
+    if not available():
+        return "mlx"
+    native = native_extension()
+    wide = None if deterministic else native.wide()
+    return " and ".join(name for name in (native.instruction_set(), wide) if name)
 
 
 def has_wide() -> bool:
     """Whether many rows are multiplied by matrix instructions, as bfloat16."""
     return available() and native_extension().wide() is not None
-
-
-def has_narrow() -> bool:
-    """Whether many queries attend in 16-bit numbers."""
-    return available() and bool(native_extension().narrow())
 
 
 FEW_QUERIES = 47

@@ -177,6 +177,7 @@ class AnswerHead:
     speculate: tuple[str, ...] | None = None  # the proposers that the request names
     adapter: str | None = None  # the LoRA adapter of the answer
     lossy: tuple[str, ...] = ()  # settings of the server that change it
+    varies: str | None = None  # why the answer may depend on what else is computed; empty if it does not
 
     @property
     def common(self) -> dict[str, Any]:
@@ -199,11 +200,13 @@ class AnswerHead:
         request: Request | None = None,
     ) -> AnswerHead:
         source = None if prompts is None else PromptSource.of(served, prompts)
-        head = cls(id, created, served.card.name, served.fingerprint, reading.ignored, source, lossy=served.card.lossy)
+        card, lossy = served.card, served.card.lossy
+        head = cls(id, created, card.name, served.fingerprint, reading.ignored, source, lossy=lossy)
         if request is None:
             return head
         adapter = None if request.lora is None else request.lora.name
-        return replace(head, model=adapter or head.model, speculate=request.speculate, adapter=adapter)
+        varies = card.varies or ("codec" if card.lossy_kv and not request.exact else "")
+        return replace(head, model=adapter or head.model, speculate=request.speculate, adapter=adapter, varies=varies)
 
 
 class PromptTokensDetails(Struct):
@@ -267,8 +270,9 @@ class LoopBody(Struct):
 
 class Receipt(Struct):
     """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
-    found within thinking, settings that changed the answer, the loops in which answers were ended, and which fields had
-    no effect."""
+    found within thinking, settings that changed the answer, the loops in which answers were ended, which fields had no
+    effect, and whether the same request gives the same answer again whatever else is computed or was cached, or why
+    not."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -280,6 +284,8 @@ class Receipt(Struct):
     lossy: list[str] | UnsetType = UNSET
     loops: list[LoopBody] | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+    reproducible: bool | UnsetType = UNSET
+    varies: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, head: AnswerHead, ended: Ended) -> Receipt:
@@ -292,7 +298,11 @@ class Receipt(Struct):
         calls = ended.calls_in_thinking or UNSET
         lossy, loops, ignored = list(head.lossy) or UNSET, LoopBody.each(ended.loops), head.ignored or UNSET
         adapter = head.adapter or UNSET
-        return cls(timing, cache, prompt, speculation, specprefill, adapter, calls, lossy, loops, ignored)
+        receipt = cls(timing, cache, prompt, speculation, specprefill, adapter, calls, lossy, loops, ignored)
+        if head.varies is not None:
+            varies = "specprefill" if any(report.unused is None for report in ended.specprefill) else head.varies
+            receipt.reproducible, receipt.varies = not varies, varies or UNSET
+        return receipt
 
 
 class IgnoredNote(Struct):

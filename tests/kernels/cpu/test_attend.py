@@ -20,7 +20,7 @@ from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.layers import swapping
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import RaggedAttention
-from tests.kernels.cpu.attention_reference import Reference, Row, in_pieces, made_rows
+from tests.kernels.cpu.attention_reference import Reference, in_pieces, made_rows
 from tests.kernels.cpu.paging import Rows
 from tests.memory import settled
 from tests.models.layers import family_configs
@@ -30,15 +30,8 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice(
 BOUND = 1e-5  # of the largest value
 HALF_BOUND = 2**-10
 """The same, where keys and values are kept in 16 bits, and a key that lies between two of them may become either."""
-NARROW_BOUND = 2**-7
-"""The same, where many queries at once are computed in numbers of 16 bits, and these hold keys only just."""
-FAST_BOUND = NARROW_BOUND if (native.describe() or "").startswith("fp16") else HALF_BOUND
-"""The same, where these hold keys well: integers are as exact as the halves in memory, sums of halves are not."""
 WIDE_BOUND = 2**-6
 """The same, where many queries at once are computed as bfloat16."""
-
-COMPARED = 200
-"""Tokens at the end of a prompt that is computed in one launch."""
 
 
 def drawn(data: st.DataObject) -> tuple[Reference, list[int], list[list[int]]]:
@@ -88,7 +81,7 @@ def test_any_mix_of_prompts_and_steps_gives_what_each_sequence_gives_alone(data:
 
 @given(data=st.data())
 def test_the_fastest_way_for_so_many_queries_is_as_near_as_its_numbers_allow(data: st.DataObject) -> None:
-    check(data, WIDE_BOUND if native.has_wide() else BOUND, halves=FAST_BOUND)
+    check(data, WIDE_BOUND if native.has_wide() else BOUND, halves=HALF_BOUND)
 
 
 @pytest.mark.usefixtures("one_path")
@@ -142,80 +135,17 @@ def test_a_long_prompt_is_right_to_its_end(one: bool, one_path: None) -> None:
     assert np.abs(found[-700:] - expected).max() <= bound * np.abs(expected).max()
 
 
-def many_ways(reference: Reference, row: Row) -> tuple[np.ndarray, np.ndarray]:
-    """A prompt in one launch, the fastest way and as each token is computed alone."""
-    found = []
-    for one in (False, True):
-        native.use_one_path(one)
-        again = Row(row.q, row.k, row.v)
-        found.append(in_pieces(reference, [again], [[len(row.q)]])[0])
-    return found[0], found[1]
-
-
-def error_of(found: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
-@pytest.mark.parametrize("size", [16, 48, 64, 128, 256])
-def test_many_queries_attend_in_16_bits_where_there_is_arithmetic_for_it(size: int, one_path: None) -> None:
-    reference = Reference(8, 2, size, size, sunk=True, halves=True)
-    (row,) = made_rows(reference, [700], 11)
-    fast, exact = many_ways(reference, row)
-    expected = reference(row.q[-COMPARED:], row.k, row.v)
-    assert np.array_equal(fast, exact) != native.has_narrow()
-    assert np.array_equal(fast[:64], exact[:64])  # no block of keys lies before these
-    assert np.abs(fast[-COMPARED:] - expected).max() <= FAST_BOUND * np.abs(expected).max()
-
-
-@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
+@pytest.mark.skipif(native.has_wide(), reason="a machine with AMX has register tiles for many queries")
 @pytest.mark.parametrize("cap", [None, 20.0])
-def test_how_long_the_pieces_of_a_prompt_are_changes_no_bit_as_long_as_they_are_long(
-    cap: float | None, one_path: None
-) -> None:
+def test_without_amx_there_is_one_way_whatever_was_asked_for(cap: float | None, one_path: None) -> None:
     native.use_one_path(False)
     reference = Reference(14, 2, 64, 64, cap=cap, halves=True)
-    tokens, pieces = 1300, [[100], [7], [21], [8], [500], [63], [64], [65], [9], [463]]
+    tokens, pieces = 700, [[100], [7], [1], [21], [63], [64], [65], [9], [1], [369]]
     whole = in_pieces(reference, made_rows(reference, [tokens], 5), [[tokens]])[0]
     apart = in_pieces(reference, made_rows(reference, [tokens], 5), pieces)[0]
-    beside = in_pieces(reference, made_rows(reference, [tokens, 900], 5), [[tokens, 900]])[0]
+    beside = in_pieces(reference, made_rows(reference, [tokens, 300], 5), [[tokens, 300]])[0]
     assert np.array_equal(whole, apart)
     assert np.array_equal(whole, beside)
-
-
-@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
-@pytest.mark.parametrize("alike", [0.0, 3.0, 300.0])
-@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0, 200.0])
-def test_keys_may_be_of_any_size_and_mostly_alike(alike: float, spread: float, one_path: None) -> None:
-    reference = Reference(7, 1, 64, halves=True)
-    (row,) = made_rows(reference, [500], 12)
-    row.k = (row.k * spread + alike * np.sign(row.k[:1])).astype(np.float16).astype(np.float32)
-    fast, _ = many_ways(reference, row)
-    expected = reference(row.q[-COMPARED:], row.k, row.v)
-    assert error_of(fast[-COMPARED:], expected) <= (NARROW_BOUND if spread == 20 else FAST_BOUND)
-
-
-@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
-@pytest.mark.parametrize("spread", [1e-6, 1e-3, 1.0, 500.0, 12000.0])
-def test_values_may_be_of_any_size(spread: float, one_path: None) -> None:
-    reference = Reference(7, 1, 64, halves=True)
-    (row,) = made_rows(reference, [500], 13)
-    row.v *= spread
-    row.v[::7] *= 2**-6
-    row.v = row.v.astype(np.float16).astype(np.float32)
-    fast, _ = many_ways(reference, row)
-    assert error_of(fast[-COMPARED:], reference(row.q[-COMPARED:], row.k, row.v)) <= FAST_BOUND
-
-
-@pytest.mark.skipif(native.has_wide(), reason="register tiles are taken instead")
-def test_what_is_no_number_stays_so_and_stays_away_from_earlier_blocks(one_path: None) -> None:
-    reference = Reference(7, 1, 32, halves=True)
-    (row,) = made_rows(reference, [400], 14)
-    row.v[100, 3] = np.nan
-    fast, _ = many_ways(reference, row)
-    heads = fast.reshape(400, 7, 32)
-    assert np.isnan(heads[100:, :, 3]).all()
-    assert np.isfinite(heads[:64]).all() and np.isfinite(np.delete(heads, 3, axis=2)).all()
 
 
 def test_a_window_wider_than_a_sequence_shows_all_of_it() -> None:

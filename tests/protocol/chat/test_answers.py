@@ -241,3 +241,15 @@ def test_a_receipt_says_how_many_calls_were_read_out_of_thinking() -> None:
     for count, result in ((2, {"calls_in_thinking": 2}), (0, {})):
         receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing(), calls_in_thinking=count)))
         assert {key: receipt[key] for key in receipt.keys() & {"calls_in_thinking"}} == result
+
+
+@pytest.mark.parametrize(
+    ("varies", "expected"),
+    [(None, {}), ("", {"reproducible": True}), ("device", {"reproducible": False, "varies": "device"})],
+)
+def test_a_receipt_says_whether_the_answer_is_reproducible_or_why_not(
+    varies: str | None, expected: dict[str, Any]
+) -> None:
+    head = AnswerHead("id", 0, "model", "print", varies=varies)
+    receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing())))
+    assert {key: receipt[key] for key in receipt.keys() & {"reproducible", "varies"}} == expected
