@@ -98,8 +98,10 @@ def fleet_model_body(status: ModelStatus, served: AnyServedModel | None) -> Mode
     """How a model stands; what is `served` of it is known of one that was used."""
     if served is None:
         body = ModelBody(id=status.name, created=0, display_name=status.name, created_at=NEVER_MADE)
+    elif isinstance(served, ServedModel):
+        body = generating_model_body(served)
     else:
-        body = served_model_body(served)
+        body = task_model_body(served.card)
     if status.resident:
         return body  # there is nothing to tell of how it stands
     return replace(
@@ -113,10 +115,6 @@ def fleet_model_body(status: ModelStatus, served: AnyServedModel | None) -> Mode
         memory_bytes=status.claimed,
         expires_in_s=UNSET if status.expires_s is None else round(status.expires_s, 3),
     )
-
-
-def served_model_body(served: AnyServedModel) -> ModelBody:
-    return generating_model_body(served) if isinstance(served, ServedModel) else task_model_body(served.card)
 
 
 def retrieve_model(name: str, served: ServedModel, names: Iterable[str]) -> ModelBody:
