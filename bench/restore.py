@@ -99,7 +99,7 @@ def measure_parts(loaded: LoadedModel, tokens: Sequence[int]) -> Parts:
     def keep(begin: int) -> tuple[float, Record]:
         began = time.perf_counter()
         record = take_record(rows, row, begin)
-        mx.eval(record.checkpoint_arrays())
+        mx.eval(record.checkpoint.arrays() if record.checkpoint else [])
         return time.perf_counter() - began, record
 
     computed = kept = 0.0

@@ -1,8 +1,15 @@
-"""Resizing and copying arrays whose first axis is slots."""
+"""Joining arrays, and resizing and copying those whose first axis is slots."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+
+
+def concatenate(parts: Sequence[mx.array], axis: int = 0) -> mx.array:
+    """The parts one after another; a single one as it is, which `mx.concatenate` would copy."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=axis)
 
 
 def resize_rows(array: mx.array, rows: int) -> mx.array:

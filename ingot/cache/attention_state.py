@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
+from ingot.cache.arrays import concatenate
 from ingot.cache.forward_batch import (
     AttentionMask,
     BatchMasks,
@@ -218,7 +219,7 @@ class AppendState(LayerState):
             return keys[:, :, :end], values[:, :, :end]
         rows = _memoised(batch.memo, ("gathering", self.group.number), lambda: PageGathering(batch, self.group))
         read = [self.stored.gathered(index) for index in rows.indexes]
-        keys, values = (_stack_rows(list(parts)) for parts in zip(*read, strict=True))
+        keys, values = (concatenate(parts) for parts in zip(*read, strict=True))
         keys, values = keys[:, :, : rows.end], values[:, :, : rows.end]
         if rows.valid is not None:
             # Behind a row's end is another row's data, or uninitialised memory that may be NaN: it must not contribute,
@@ -293,10 +294,6 @@ class PageGathering:
         ragged = (mx.arange(self.end) < mx.array(ends)[:, None])[:, None, :, None] if len(set(ends)) > 1 else None
         self.valid: mx.array | None = ragged
         """Where shorter rows have tokens."""
-
-
-def _stack_rows(rows: list[mx.array]) -> mx.array:
-    return rows[0] if len(rows) == 1 else mx.concatenate(rows)
 
 
 def _memoised(memo: dict[object, Any], key: object, make: Callable[[], T]) -> T:

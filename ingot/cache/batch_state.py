@@ -288,7 +288,10 @@ class BatchState:
         """Encode the pages behind the rows' tails, before anything new is stored."""
         for group in self.groups if self.codec is not None else ():
             if group.coded is not None:
-                new_pages = [page for batch in batches for row in batch.rows for page in _pages_to_encode(row, group)]
+                rows = [row for batch in batches for row in batch.rows if not row.exact]
+                new_pages = [
+                    page for row in rows for page in row.tables[group.number].encode(coded_page_count(row.length))
+                ]
                 if new_pages:
                     self.provide(group.coded)
                     self._encode_pages(group, new_pages)
@@ -343,11 +346,6 @@ class BatchState:
 def _open_batch(part: ForwardPart) -> ForwardBatch:
     starts, positions = tuple(row.length for row in part.rows), tuple(row.position for row in part.rows)
     return ForwardBatch(part.rows, part.width, starts, positions, part.positions, part.tentative, part.bidirectional)
-
-
-def _pages_to_encode(row: Row, group: PageGroup) -> list[int]:
-    """Pages that must be encoded before the row's next forward pass."""
-    return [] if row.exact else row.tables[group.number].encode(coded_page_count(row.length))
 
 
 def _make_groups(

@@ -20,6 +20,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.arrays import concatenate
 from ingot.cache.pages import PageTable
 
 TokenSpan = tuple[int, int, int, int]
@@ -208,7 +209,7 @@ class MixedBatch:
 
     def joined(self, outputs: Sequence[mx.array]) -> mx.array:
         """The batches' outputs, each [rows, width, ...], concatenated to [1, tokens, ...]."""
-        return _concatenate_rows([output.reshape(1, -1, *output.shape[2:]) for output in outputs])
+        return concatenate([output.reshape(1, -1, *output.shape[2:]) for output in outputs], axis=1)
 
     def split_batch_heads(self, number: int, x: mx.array) -> mx.array:
         """The part of x [tokens, heads, 1, size] that belongs to a batch, as [rows, heads, width, size]."""
@@ -227,11 +228,7 @@ class MixedBatch:
             rows, heads, width, size = output.shape
             by_tokens = output if width == 1 else output.swapaxes(1, 2)
             flat.append(by_tokens.reshape(1, rows * width, heads * size))
-        return _concatenate_rows(flat)
-
-
-def _concatenate_rows(outputs: list[mx.array]) -> mx.array:
-    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+        return concatenate(flat, axis=1)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ingot.cache.arrays import concatenate
 from ingot.cache.coded_pages import CodedPageLayout, KVPair, join_pages, pace_evaluation, page_slices
 from ingot.cache.page_groups import SMALLEST_SLAB, CodedStorage, KVStorage, PageGroup, PageIndex, PagePool, TokenRun
 from ingot.cache.pages import PAGE, PageCopy, PageTable
@@ -94,7 +95,7 @@ class SlabStorage(KVStorage):
         if index.has_coded:
             mx.eval(self.keys, self.values)  # frees what earlier layers gathered
         keys, values = zip(*(pace_evaluation(pieces) if index.has_coded else pieces), strict=True)
-        return _concatenate_tokens(keys), _concatenate_tokens(values)
+        return concatenate(keys, axis=2), concatenate(values, axis=2)
 
     def _pieces(self, index: PageIndex) -> Iterator[KVPair]:
         """Keys and values of pages of the same slab and form; coded ones in batches that are decoded at once."""
@@ -303,10 +304,6 @@ class KernelStorage(SlabStorage):
 
     def pending(self) -> list[mx.array]:
         return [self._token]
-
-
-def _concatenate_tokens(parts: Sequence[mx.array]) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
 
 
 def _int32_array(numbers: list[int]) -> mx.array:

@@ -12,15 +12,15 @@ behind that edit. So their number grows with the logarithm of the path's length.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ingot.cache.prefix_tree import PrefixNode
 from ingot.cache.records import Record
@@ -39,26 +39,30 @@ def is_removable(node: PrefixNode) -> bool:
     return node.record is not None and (node.is_last_in_memory or node.has_checkpoint)
 
 
-@dataclass(eq=False, slots=True)
-class QueuedNode:
+class QueuedNode(NamedTuple):
     """A node in a queue, ranked by what it was worth when it was put there."""
 
+    rank: tuple[bool, float, int, int]  # no two are equal
     node: PrefixNode
-    rank: tuple[bool, float, int, int]
-    index: int = 0  # in its heap
 
     @property
     def worth(self) -> float:
         return self.rank[1]
 
 
+OUTDATED_ENTRIES = 64
+"""Entries of a heap that may be outdated, however few are not."""
+
+
 class EvictionQueue:
     """The nodes that may be evicted, a heap for each tenant: the least worth first, and of equal worth the least
-    recently used. Adding, moving and removing a node take O(log n)."""
+    recently used. Adding, moving and removing a node take O(log n). Who is moved or removed leaves an outdated entry,
+    which goes when it comes first, or when more than half of a heap is outdated."""
 
     def __init__(self) -> None:
-        self._heaps: dict[str, _NodeHeap] = {}
+        self._heaps: dict[str, list[QueuedNode]] = {}
         self._queued: dict[PrefixNode, QueuedNode] = {}
+        self._sizes: Counter[str] = Counter()  # of the heaps, without outdated entries
         self._order = itertools.count()
 
     def __len__(self) -> int:
@@ -74,73 +78,37 @@ class EvictionQueue:
     def put(self, node: PrefixNode, worth: float) -> None:
         """Add a node, or move it."""
         self.remove(node)
-        added = self._queued[node] = QueuedNode(node, (node.pinned, worth, node.turn, next(self._order)))
-        self._heaps.setdefault(node.tenant, _NodeHeap()).add(added)
+        added = self._queued[node] = QueuedNode((node.pinned, worth, node.turn, next(self._order)), node)
+        self._sizes[node.tenant] += 1
+        heapq.heappush(self._heaps.setdefault(node.tenant, []), added)
 
     def remove(self, node: PrefixNode) -> None:
-        queued = self._queued.pop(node, None)
-        if queued is not None:
-            heap = self._heaps[node.tenant]
-            heap.remove(queued)
-            if heap.first is None:
-                del self._heaps[node.tenant]
+        if self._queued.pop(node, None) is None:
+            return
+        self._sizes[node.tenant] -= 1
+        heap, size = self._heaps[node.tenant], self._sizes[node.tenant]
+        if not size:
+            del self._heaps[node.tenant], self._sizes[node.tenant]
+        elif len(heap) > 2 * size + OUTDATED_ENTRIES:
+            heap[:] = filter(self._is_current, heap)
+            heapq.heapify(heap)
 
     def first(self, exceeding: Container[str]) -> tuple[tuple[bool, bool, float], QueuedNode] | None:
         """The rank among other queues and the node that goes next, where tenants `exceeding` their share come first. It
         stays in the queue."""
-        found = ((heap.first, tenant not in exceeding) for tenant, heap in self._heaps.items())
-        ranked = (((queued.rank[0], within, queued.worth), queued) for queued, within in found if queued is not None)
+        for heap in self._heaps.values():
+            while not self._is_current(heap[0]):
+                heapq.heappop(heap)
+        firsts = ((heap[0], tenant not in exceeding) for tenant, heap in self._heaps.items())
+        ranked = (((queued.rank[0], within, queued.worth), queued) for queued, within in firsts)
         return min(ranked, key=lambda each: each[0], default=None)
 
     def check(self) -> None:
-        assert len(self) == sum(heap.check() for heap in self._heaps.values()), "a queue has lost a node"
+        current = {tenant: sum(map(self._is_current, heap)) for tenant, heap in self._heaps.items()}
+        assert current == self._sizes and len(self) == self._sizes.total(), "a queue has lost a node"
 
-
-class _NodeHeap:
-    """A binary heap whose members know their index, so that any of them can be removed."""
-
-    def __init__(self) -> None:
-        self._members: list[QueuedNode] = []
-
-    @property
-    def first(self) -> QueuedNode | None:
-        return self._members[0] if self._members else None
-
-    def add(self, member: QueuedNode) -> None:
-        self._members.append(member)
-        self._rise(member, len(self._members) - 1)
-
-    def remove(self, member: QueuedNode) -> None:
-        last = self._members.pop()
-        if last is not member:
-            self._rise(last, member.index)
-            self._sink(last, last.index)
-
-    def _rise(self, member: QueuedNode, index: int) -> None:
-        while index and member.rank < (above := self._members[(index - 1) // 2]).rank:
-            self._set(above, index)
-            index = (index - 1) // 2
-        self._set(member, index)
-
-    def _sink(self, member: QueuedNode, index: int) -> None:
-        while below := self._members[2 * index + 1 : 2 * index + 3]:
-            least = min(below, key=lambda each: each.rank)
-            if member.rank < least.rank:
-                break
-            hole = least.index
-            self._set(least, index)
-            index = hole
-        self._set(member, index)
-
-    def _set(self, member: QueuedNode, index: int) -> None:
-        self._members[index] = member
-        member.index = index
-
-    def check(self) -> int:
-        """Returns how many members there are."""
-        for index, member in enumerate(self._members):
-            assert (member.index == index and self._members[(index - 1) // 2].rank <= member.rank) or not index
-        return len(self._members)
+    def _is_current(self, entry: QueuedNode) -> bool:
+        return self._queued.get(entry.node) is entry
 
 
 CLOSE_TOKENS = 32

@@ -379,17 +379,14 @@ class PrefixIndex(PrefixForest):
         elif offloaded or node.is_on_disk:
             self.hold(node, None)
         else:
-            self._drop(node)
+            assert node.parent is not None
+            self._evicted.add(node.root_owner.words, node.parent.path_tokens, node.tokens)
+            self.hold(node, None)
+            self.prune(node)
 
     def _drop_checkpoint(self, node: PrefixNode) -> None:
         assert node.record is not None
         self.hold(node, node.record.without_checkpoint())
-
-    def _drop(self, node: PrefixNode) -> None:
-        assert node.parent is not None
-        self._evicted.add(node.root_owner.words, node.parent.path_tokens, node.tokens)
-        self.hold(node, None)
-        self.prune(node)
 
     def check(self) -> None:
         super().check()

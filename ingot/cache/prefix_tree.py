@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ingot.cache.disk.index import DiskEntry
 from ingot.cache.disk.index import common_prefix_length as common_prefix_length
@@ -400,15 +400,6 @@ def _nodes_below(root: PrefixNode) -> Iterator[PrefixNode]:
         yield node
 
 
-class CachedStates(Protocol):
-    """A record in memory or on disk."""
-
-    @property
-    def has_checkpoint(self) -> bool: ...
-
-    def oldest(self, group: int) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DiskRecord:
     """Tokens [begin, end) of a record in a file."""
@@ -436,7 +427,7 @@ class DiskRecord:
             return first if self.end == self.entry.end else self.end
         return max(first, self.begin)
 
-    def holds_all_of(self, record: CachedStates) -> bool:
+    def holds_all_of(self, record: Record | DiskRecord) -> bool:
         """Whether it has everything that another record of the same tokens has."""
         if record.has_checkpoint and not self.has_checkpoint:
             return False

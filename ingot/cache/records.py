@@ -119,9 +119,6 @@ class Record:
     def checkpoint_bytes(self) -> int:
         return 0 if self.checkpoint is None else self.checkpoint.nbytes
 
-    def checkpoint_arrays(self) -> list[mx.array]:
-        return [] if self.checkpoint is None else self.checkpoint.arrays()
-
     def split(self, at: int) -> tuple[Record, Record]:
         """Two records that cover the same tokens. The first has no checkpoint."""
         parts = [self._split(part, at) for part in self.parts]

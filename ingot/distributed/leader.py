@@ -243,13 +243,12 @@ class SharedRead(PendingRead):
             return
         self.seconds = self._own.seconds
         self.gone = self._own.gone
+        found = self._own.found
         if not self._question.good:
             log.warning("%s cannot be read: another rank lacks its part, or found it damaged", self.entry.name)
             self.entry.lost = True
-        self.finish(self._as_shared(self._own.found) if self._question.good else None)
-
-    def _as_shared(self, found: StoredData | None) -> StoredData | None:
-        return None if found is None else SharedStoredData(found.header, found.tensors, self._piece)
+            found = None
+        self.finish(None if found is None else SharedStoredData(found.header, found.tensors, self._piece))
 
 
 class PendingGroupWrites:

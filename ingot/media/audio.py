@@ -192,7 +192,8 @@ class MelFrames:
     """
 
     def __init__(self, bands: int) -> None:
-        self._filters, self._window = mel_filters(bands), _hann()
+        self._filters = mel_filters(bands)
+        self._window = np.hanning(MEL_SPAN + 1)[:-1].astype(np.float32)  # periodic
         self._pending: FloatArray | None = None
 
     def push(self, samples: FloatArray) -> FloatArray:
@@ -231,11 +232,6 @@ def mel_filters(bands: int) -> FloatArray:
     rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
     area = 2.0 / (edges[2:] - edges[:-2])
     return (np.maximum(0.0, np.minimum(rising, falling)) * area[:, None]).astype(np.float32)
-
-
-def _hann() -> FloatArray:
-    """A periodic Hann window."""
-    return np.hanning(MEL_SPAN + 1)[:-1].astype(np.float32)
 
 
 def _to_mel(frequency: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,16 +15,6 @@ SAMPLE_BYTES: Final = 2
 """Bytes of a sample."""
 UNKNOWN_LENGTH: Final = 0xFFFFFFFF
 """A length that is unknown when the header is written."""
-
-
-class AudioWriter(Protocol):
-    """Takes 16-bit little-endian samples of one channel."""
-
-    def write(self, samples: bytes) -> bytes:
-        """Returns the next bytes of the file."""
-
-    def close(self) -> bytes:
-        """Returns its last bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +42,9 @@ AUDIO_MEDIA_TYPES: Final = {
 }
 
 
-def audio_writer(format: str, rate: int) -> AudioWriter:
-    """Raises Unsupported where PyAV is needed and not installed."""
+def audio_writer(format: str, rate: int) -> PlainAudioWriter | CodedAudioWriter:
+    """Takes 16-bit little-endian samples of one channel, and returns the bytes of the file as they are known. Raises
+    Unsupported where PyAV is needed and not installed."""
     if format in AUDIO_CODECS:
         return CodedAudioWriter(AUDIO_CODECS[format], format, rate)
     return PlainAudioWriter(wav_header(rate) if format == "wav" else b"")

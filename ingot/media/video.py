@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,31 +27,12 @@ from ingot.media.worker import DecodeJob
 NO_PYAV: Final = "This server cannot unpack videos: its `ingot doctor` says what to install."
 
 
-class Video(Protocol):
-    @property
-    def header(self) -> VideoHeader: ...
-
-    @property
-    def keyed(self) -> VideoHeader:
-        """The same with its keyframes. Nothing is decoded. Raises BadMedia."""
-
-    @property
-    def digest(self) -> bytes:
-        """Of the file."""
-
-    def unpacking(self, views: Sequence[View]) -> DecodingMemory: ...
-
-    def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
-        """The frames of these numbers, which do not decrease, each in all views. If the file has fewer frames than
-        stated, the last one is repeated."""
-
-
 @dataclass(frozen=True, slots=True)
 class VideoFile:
     data: bytes = field(repr=False)
     header: VideoHeader
     rotation: int  # degrees, counterclockwise, by which frames are rotated for display
-    digest: bytes
+    digest: bytes  # of the file
 
     @classmethod
     def of(cls, data: bytes) -> VideoFile:
@@ -66,6 +47,7 @@ class VideoFile:
 
     @property
     def keyed(self) -> VideoHeader:
+        """The header with keyframes. Nothing is decoded. Raises BadMedia."""
         job = DecodeJob(
             "video keys", "video", bounds.VIDEO_MEMORY, bounds.VIDEO_CPU_S, (self.header.frames, self.header.fps)
         )
@@ -75,6 +57,8 @@ class VideoFile:
         return DecodingMemory.of(bounds.VIDEO_MEMORY, bounds.VIDEO_PIXEL_BYTES, self.header.size, views)
 
     def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
+        """The frames of these numbers, which do not decrease, each in all views. If the file has fewer frames than
+        stated, the last one is repeated."""
         header = (self.header.size, self.header.frames, self.header.fps, self.rotation)
         memory = self.unpacking(views).memory
         job = DecodeJob("video frames", "video", memory, bounds.VIDEO_CPU_S, (header, tuple(frames), views, resample))
@@ -119,6 +103,9 @@ class VideoFrames:
     def pick(self, frames: Sequence[int], *views: View, resample: int = BICUBIC) -> Iterator[Pixels]:
         for number in frames:
             yield from self.images[number].frames(*views, resample=resample)
+
+
+Video = VideoFile | VideoFrames
 
 
 @dataclass(frozen=True, slots=True)

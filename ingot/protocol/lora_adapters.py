@@ -8,7 +8,7 @@ translation.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -38,7 +38,8 @@ class AdapterField(FieldKind):
         if not isinstance(value, str):
             raise self.refuse(value, path, reading)
         if value not in reading.terms.loras:
-            raise unknown_adapter_error(value, reading.terms.loras, path)
+            listed = ", ".join(f"'{one}'" for one in reading.terms.loras) or "none"
+            raise ModelNotFound(f"There is no adapter '{value[:200]}' here. Loaded: {listed}.", param=path)
         return value
 
     def schema(self, terms: Terms) -> Schema:
@@ -52,11 +53,6 @@ def resolve_lora(model: str, adapter: str | None, terms: Terms) -> LoraRef | Non
         raise BadRequest(f"model names the adapter {named!r}, and adapter another: choose one.", param="adapter")
     chosen = adapter or named or terms.default_lora
     return None if chosen is None else terms.loras.get(chosen)
-
-
-def unknown_adapter_error(name: str, known: Iterable[str], param: str) -> ModelNotFound:
-    listed = ", ".join(f"'{one}'" for one in known) or "none"
-    return ModelNotFound(f"There is no adapter '{name[:200]}' here. Loaded: {listed}.", param=param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,8 +98,10 @@ def fleet_model_body(status: ModelStatus, served: AnyServedModel | None) -> Mode
     """How a model stands; what is `served` of it is known of one that was used."""
     if served is None:
         body = stated_model_body(status)
+    elif isinstance(served, ServedModel):
+        body = generating_model_body(served)
     else:
-        body = served_model_body(served)
+        body = task_model_body(served.card)
     if status.resident:
         return body  # there is nothing to tell of how it stands
     return replace(
@@ -128,10 +130,6 @@ def stated_model_body(status: ModelStatus) -> ModelBody:
         tool_format=stated.tool_format,
         thinking_format=stated.thinking_format,
     )
-
-
-def served_model_body(served: AnyServedModel) -> ModelBody:
-    return generating_model_body(served) if isinstance(served, ServedModel) else task_model_body(served.card)
 
 
 def retrieve_model(name: str, served: ServedModel, names: Iterable[str]) -> ModelBody:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ingot.protocol.operations import FILE, OPERATIONS, PLAIN_ID, Operation, load
+from ingot.protocol.operations import FILE, OPERATIONS, PLAIN_ID, Operation, Reference, load
 from ingot.protocol.schema.fields import Refused, Schema
 from ingot.protocol.schema.objects import ObjectOf, field_specs
 from ingot.protocol.terms import Terms
@@ -31,10 +31,9 @@ KEY_SCHEMES = {
 def openapi_document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with these terms; `keyed` where it requires an API key."""
     shapes = [operation.shape for operation in OPERATIONS]
-    answers = [load(named) for shape in shapes for named in (shape.answer, shape.chunk) if named is not None]
-    events = [event for operation in OPERATIONS for event in events_of(operation)]
+    answers = [each for shape in shapes for each in classes_of(shape.answer, shape.chunk, shape.events)]
     failures = [load(operation.wire.error) for operation in OPERATIONS]
-    _, components = msgspec.json.schema_components([*answers, *events, *failures], ref_template=SCHEMA_REFS)
+    _, components = msgspec.json.schema_components([*answers, *failures], ref_template=SCHEMA_REFS)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method.lower()] = describe_operation(operation, terms, keyed)
@@ -46,10 +45,10 @@ def openapi_document(terms: Terms, *, keyed: bool) -> dict[str, Any]:
     }
 
 
-def events_of(operation: Operation) -> tuple[type[Struct], ...]:
-    """The classes of an operation's named events."""
-    classes = () if operation.shape.events is None else load(operation.shape.events)
-    return classes if isinstance(classes, tuple) else (classes,)
+def classes_of(*references: Reference | None) -> list[type[Struct]]:
+    """The classes that these columns of a row name, some of them several."""
+    found = [load(reference) for reference in references if reference is not None]
+    return [each for one in found for each in (one if isinstance(one, tuple) else (one,))]
 
 
 def describe_operation(operation: Operation, terms: Terms, keyed: bool) -> dict[str, Any]:
@@ -85,12 +84,13 @@ def operation_responses(operation: Operation, keyed: bool) -> dict[str, Any]:
     if shape.answer is not None:
         content = {"application/json": {"schema": schema_reference(shape.answer)}}
     content |= {media: {"schema": {"type": "string"}} for media in texts}
-    if shape.chunk is not None and operation.framing == "lines":
-        content["application/x-ndjson"] = {"schema": {"anyOf": [schema_reference(shape.chunk), failed]}}
-    elif shape.chunk is not None:
-        content["text/event-stream"] = {"schema": event_schema(schema_reference(shape.chunk), failed)}
+    streamed = [*map(name_of, classes_of(shape.chunk, shape.events)), failed]
     if shape.events is not None:
-        content["text/event-stream"] = {"schema": named_event_schema([*map(name_of, events_of(operation)), failed])}
+        content["text/event-stream"] = {"schema": named_event_schema(streamed)}
+    elif shape.chunk is not None and operation.framing == "lines":
+        content["application/x-ndjson"] = {"schema": {"anyOf": streamed}}
+    elif shape.chunk is not None:
+        content["text/event-stream"] = {"schema": event_schema(streamed)}
     answers = {
         str(status): {"description": status_phrase(status), "content": content}
         for status in (200, *shape.other_answers)
@@ -118,9 +118,9 @@ def query_parameters(query: ObjectOf, terms: Terms) -> list[Schema]:
     ]
 
 
-def event_schema(chunk: Schema, failed: Schema) -> Schema:
+def event_schema(chunks: list[Schema]) -> Schema:
     """One server-sent event: its data is a chunk, or the error that ends the stream, or `[DONE]`."""
-    data = json_text_schema([chunk, failed])
+    data = json_text_schema(chunks)
     return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}}, "required": ["data"]}
 
 

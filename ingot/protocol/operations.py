@@ -69,7 +69,7 @@ class Shape:
     answer: Reference | None = None  # None: a file, or text of another `media` type
     body: Reference | None = None  # JSON, or a form with a file
     other_answers: tuple[int, ...] = ()  # statuses besides 200 with the same body
-    chunk: Reference | None = None  # of the answer where it is streamed
+    chunk: Reference | None = None  # of the answer where it is streamed; one class, or several
     events: Reference | None = None  # of the answer where it is streamed as named events
     query: Reference | None = None  # the parameters after the path
     texts: tuple[str, ...] | Reference = ()  # media types that the answer may have instead; or a mapping to them
@@ -141,7 +141,7 @@ def form_operation(name: str, what: str, summary: str, reader: str) -> Operation
     """A form with an audio file."""
     module = "openai.transcriptions"
     form = f"{module}:{what.removesuffix('s').upper()}_FORM"
-    shape = Shape(f"{module}:Transcription", form, chunk=f"{module}:TranscriptChunk", texts=TRANSCRIPTS)
+    shape = Shape(f"{module}:Transcription", form, chunk=f"{module}:TRANSCRIPT_CHUNKS", texts=TRANSCRIPTS)
     more = {"takes": "form", "kind": "audio", "span": "transcription"}
     return engine_operation(name, f"/v1/audio/{what}", summary, f"{module}:{reader}", shape, "transcribe", **more)
 
@@ -245,7 +245,7 @@ OPERATIONS: Final = (
     form_operation("createTranslation", "translations", "Translate audio to English.", "read_translation"),
     engine_operation(
         *("createSpeech", "/v1/audio/speech", "Convert a text to speech.", "openai.speech:read_speech"),
-        Shape(None, "openai.speech:SPEECH_BODY", chunk="openai.speech:SpeechChunk", texts=AUDIO_TYPES),
+        Shape(None, "openai.speech:SPEECH_BODY", chunk="openai.speech:SPEECH_CHUNKS", texts=AUDIO_TYPES),
         work="speak",
         kind="speech",
         span="speech",

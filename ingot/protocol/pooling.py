@@ -33,14 +33,16 @@ from ingot.protocol.ollama.request import (
     note_ignored_options,
 )
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.encoder_fields import (
+from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, OneOf, Text, Timeout
+from ingot.protocol.schema.model_fields import (
+    ABOUT_TTL,
     DimensionsField,
     EncoderField,
     PromptNameField,
     TaskModelField,
+    TimeToLiveField,
+    TokenIdsField,
 )
-from ingot.protocol.schema.fields import BodyReading, Bool, Either, Int, ListOf, OneOf, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField, TokenIdsField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME

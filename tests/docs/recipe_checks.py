@@ -13,11 +13,11 @@ from typing import Any
 
 def check_tool_format() -> None:
     from ingot.text.parser.events import PastCall
-    from ingot.text.tool_formats.registry import detect_format
+    from ingot.text.tool_formats.registry import find_format
     from ingot.text.tool_formats.rendering import render_calls
     from tests.text.parser.answers import cut, parsed, summary
 
-    format = detect_format("{{ tools }} <|call|>", "unheard_of")
+    format = find_format("{{ tools }} <|call|>", "unheard_of").format
     assert format.name == "novel"
     text = '<|call|>{"name": "get_weather", "arguments": {"city": "Bern", "days": 2}}<|end_call|>'
     for split in range(len(text)):

@@ -18,7 +18,7 @@ from ingot.text.tokenizer import vocabulary
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.text.tokenizer.vocabulary import Vocabulary
 from ingot.text.tool_formats.format import Format
-from ingot.text.tool_formats.registry import detect_format
+from ingot.text.tool_formats.registry import find_format
 from tests.text.conftest import collection
 
 SHELF: Final = Path(sys.prefix) / "share" / "chat-templates"
@@ -120,7 +120,7 @@ def _loaded(model: Real) -> Tokenizer:
 
 @cache
 def _format(model: Real) -> Format:
-    return detect_format(model.template.source, model.model_type)
+    return find_format(model.template.source, model.model_type).format
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ingot.cache.arrays import copy_array
+from ingot.cache.arrays import concatenate, copy_array
 from ingot.kernels.cpu import native
 
 EncodedParts = tuple[mx.array, ...]
@@ -191,7 +191,7 @@ def pack_bits(codes: mx.array, bits: int) -> mx.array:
     for width in PLANES[bits]:
         planes.append(_pack_plane((codes >> below) & ((1 << width) - 1), width))
         below += width
-    return planes[0] if len(planes) == 1 else mx.concatenate(planes, axis=-1)
+    return concatenate(planes, axis=-1)
 
 
 def unpack_bits(packed: mx.array, bits: int) -> mx.array:

@@ -116,7 +116,7 @@ def rotate_vectors(x: mx.array) -> mx.array:
 
 def rotate_vectors_back(y: mx.array) -> mx.array:
     size = y.shape[-1]
-    straight = mx.hadamard_transform(y) if _odd_part(size) in OWN_INVERSE else y @ _hadamard_matrix(size).T
+    straight = mx.hadamard_transform(y) if _odd_part(size) in OWN_INVERSE else y @ mx.hadamard_transform(mx.eye(size)).T
     return straight * sign_array(size)
 
 
@@ -129,10 +129,6 @@ def sign_bits(size: int) -> tuple[float, ...]:
 
 def sign_array(size: int) -> mx.array:
     return mx.array(sign_bits(size), dtype=mx.float32)
-
-
-def _hadamard_matrix(size: int) -> mx.array:
-    return mx.hadamard_transform(mx.eye(size))
 
 
 def _odd_part(size: int) -> int | None:
@@ -168,7 +164,7 @@ def lloyd_max_codebook(size: int, bits: int) -> Codebook:
     density = np.maximum(1 - middles**2 / size, 0) ** ((size - 3) / 2)
     density /= density.sum()
     mass, moment = (np.concatenate([[0.0], np.cumsum(each)]) for each in (density, density * middles))
-    levels = _quantiles(mass, edges, 1 << bits)
+    levels = np.interp((np.arange(1 << bits) + 0.5) / (1 << bits), mass, edges)  # quantiles
     for _ in range(MOST_ROUNDS):
         previous = levels
         inner = (levels[1:] + levels[:-1]) / 2
@@ -181,7 +177,3 @@ def lloyd_max_codebook(size: int, bits: int) -> Codebook:
     inner = (levels[1:] + levels[:-1]) / 2
     errors = (middles - levels[np.searchsorted(inner, middles)]) ** 2
     return Codebook(tuple(levels.tolist()), tuple(inner.tolist()), float((density * errors).sum()))
-
-
-def _quantiles(mass: Float64Array, edges: Float64Array, count: int) -> Float64Array:
-    return np.interp((np.arange(count) + 0.5) / count, mass, edges)

@@ -155,7 +155,8 @@ class SpecPrefill:
     # Whether to
 
     def _new_job(self, sequence: TokenSequence, options: SpecPrefillRequest) -> _ScoringJob:
-        keep, media = self._setup.keep if options.keep is None else options.keep, _media_spans(sequence)
+        keep = self._setup.keep if options.keep is None else options.keep
+        media = [] if sequence.prompt_media is None else sequence.prompt_media.spans
         terms = self._prefix_cache.owner(sequence.request), keep
         flags = self._flags(sequence, options, media)
         prefix = self._reusable_prefix(sequence, terms, flags)
@@ -247,10 +248,6 @@ class SpecPrefill:
             self._selections.remember(job.terms, sequence.keys, selection)
         sequence.thin(selection)
         self._prefix_cache.keys_changed(sequence)
-
-
-def _media_spans(sequence: TokenSequence) -> list[TokenRange]:
-    return [] if sequence.prompt_media is None else sequence.prompt_media.spans
 
 
 TRIED_AGAIN_AFTER = 8

@@ -98,10 +98,12 @@ def _read_prompts(library: dict[str, Any]) -> dict[str, str]:
 def _read_modules(
     folder: Path, usual: str, *, prompted: bool
 ) -> tuple[tuple[str, ...], tuple[PoolingStep, ...], list[str]]:
-    modules = _read_module_list(folder / "modules.json")
+    modules = _read_json(folder / "modules.json")
     if modules is None:
         note = f"no modules.json: vectors are made by {usual} pooling and scaled to length 1, which may be wrong"
         return (usual,), (NormalizeStep(),), [note]
+    if not (isinstance(modules, list) and all(isinstance(entry, dict) for entry in modules)):
+        raise ModelError("modules.json does not hold a list of modules")
     pooling: tuple[str, ...] = ()
     steps: list[PoolingStep] = []
     notes: list[str] = []
@@ -166,13 +168,6 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def _read_module_list(path: Path) -> list[dict[str, Any]] | None:
-    value = _read_json(path)
-    if value is not None and not (isinstance(value, list) and all(isinstance(entry, dict) for entry in value)):
-        raise ModelError(f"{path.name} does not hold a list of modules")
-    return value
-
-
 def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
@@ -222,14 +217,6 @@ def _unit_length(x: mx.array) -> mx.array:
     return x / mx.maximum(mx.linalg.norm(x, axis=-1, keepdims=True), LEAST_NORM)
 
 
-def _pool_last(x: mx.array, rows: PaddedTexts) -> mx.array:
-    return mx.take_along_axis(x, (rows.lengths - 1)[:, None, None], axis=1)[:, 0]
-
-
-def _pool_max(x: mx.array, rows: PaddedTexts) -> mx.array:
-    return mx.where(rows.weights() > 0, x, -mx.inf).max(axis=1)
-
-
 def _weighted_mean(x: mx.array, weights: mx.array) -> mx.array:
     return (x * weights).sum(axis=1) / weights.sum(axis=1)
 
@@ -245,9 +232,9 @@ def _later_tokens_more(rows: PaddedTexts) -> mx.array:
 
 _POOLING_FUNCTIONS: dict[str, Callable[[mx.array, PaddedTexts], mx.array]] = {
     "cls": lambda x, rows: x[:, 0],
-    "max": _pool_max,
+    "max": lambda x, rows: mx.where(rows.weights() > 0, x, -mx.inf).max(axis=1),
     "mean": lambda x, rows: _weighted_mean(x, rows.weights()),
     "mean_sqrt_len_tokens": _pool_mean_sqrt_len,
     "weightedmean": lambda x, rows: _weighted_mean(x, _later_tokens_more(rows)),
-    "lasttoken": _pool_last,
+    "lasttoken": lambda x, rows: mx.take_along_axis(x, (rows.lengths - 1)[:, None, None], axis=1)[:, 0],
 }

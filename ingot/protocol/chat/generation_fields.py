@@ -29,7 +29,6 @@ from ingot.protocol.schema.model_fields import (
     ProposersField,
     TimeToLiveField,
     TokenIdsField,
-    stop_strings_of,
 )
 from ingot.protocol.schema.objects import Is, IsSet, Never, Not, ObjectOf, accepts, refuses
 from ingot.protocol.served import ServedModel
@@ -100,7 +99,8 @@ class StopFields:
     def stopping(self, served: ServedModel, strings: str | tuple[str, ...], ends: frozenset[int] = frozenset()) -> Stop:
         """`ends` are end tokens of this prompt format, besides the model's own."""
         return Stop(
-            strings=stop_strings_of(strings),
+            # Some clients send an empty string for none.
+            strings=tuple(text for text in ((strings,) if isinstance(strings, str) else strings) if text),
             token_ids=frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,

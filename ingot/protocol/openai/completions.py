@@ -260,7 +260,8 @@ class WholeCompletion(WholeAnswer):
         groups = (range(first, first + width) for first in range(0, len(self.answers), width))
         if self.plan.n == width:
             return [sequence for group in groups for sequence in group]
-        scores = [0.0 if answer.end is None else mean_logprob(answer.end) for answer in self.answers]
+        ends = [answer.end for answer in self.answers]
+        scores = [(end.logprob_sum or 0.0) / max(1, end.completion_tokens) if end else 0.0 for end in ends]
         return [s for group in groups for s in sorted(group, key=lambda s: -scores[s])[: self.plan.n]]
 
     def _choice(self, at: int, sequence: int) -> CompletionChoice:
@@ -321,10 +322,6 @@ class StreamedCompletion(StreamedChoices):
         logprobs = CompletionLogprobs()
         append_logprobs(logprobs, self.offsets[event.index], event.tokens)
         return [self.chunk(CompletionChoice(event.text, event.index, logprobs))]
-
-
-def mean_logprob(ended: SequenceEnded) -> float:
-    return (ended.logprob_sum or 0.0) / max(1, ended.completion_tokens)
 
 
 def append_logprobs(into: CompletionLogprobs, offsets: TextOffsets, tokens: Iterable[TokenInfo]) -> None:

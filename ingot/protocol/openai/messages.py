@@ -228,24 +228,38 @@ ChatMediaPart = ChatImagePart | ChatVideoUrlPart | ChatVideoPart | ChatFilePart
 ChatContent = str | tuple[ChatTextPart | ChatRefusalPart | ChatMediaPart | ChatAudioPart | OmittedMedia, ...]
 
 
+class ChatMessageFields:
+    """What messages of all roles have."""
+
+    __slots__ = ()
+    role: str
+    content: Any
+    name: str | None
+
+    def as_dict(self, defaults: MediaOptions) -> dict[str, Any]:
+        """As templates take it. Parts stay parts, which the template joins or not."""
+        content = self.content
+        if content is not None and not isinstance(content, str):
+            content = [
+                template_part(part.medium(defaults) if isinstance(part, ChatMediaPart) else part.text)
+                for part in content
+            ]
+        made = {"role": self.role, "content": content}
+        return made if self.name is None else made | {"name": self.name}
+
+
 @dataclass(frozen=True, slots=True)
-class ChatInstruction:
+class ChatInstruction(ChatMessageFields):
     role: str = requires(OneOf(("system", "developer")), ABOUT_ROLE)
     content: ChatContent = requires(CHAT_INSTRUCTION_CONTENT, "The instructions.")
     name: str | None = accepts(Text(NAME_CHARS), ABOUT_SPEAKER)
 
-    def as_dict(self, defaults: MediaOptions) -> dict[str, Any]:
-        return message_as_dict(self, defaults)
-
 
 @dataclass(frozen=True, slots=True)
-class ChatUserMessage:
+class ChatUserMessage(ChatMessageFields):
     role: str = requires(OneOf(("user",)), ABOUT_ROLE)
     content: ChatContent = requires(CHAT_CONTENT, "The user's message.")
     name: str | None = accepts(Text(NAME_CHARS), ABOUT_SPEAKER)
-
-    def as_dict(self, defaults: MediaOptions) -> dict[str, Any]:
-        return message_as_dict(self, defaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +295,7 @@ class ChatPastToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatAssistantMessage:
+class ChatAssistantMessage(ChatMessageFields):
     role: str = requires(OneOf(("assistant",)), ABOUT_ROLE)
     content: ChatContent | None = accepts(CHAT_ANSWER_CONTENT, "The assistant's answer; none is an empty turn.")
     name: str | None = accepts(Text(NAME_CHARS), ABOUT_SPEAKER)
@@ -295,7 +309,7 @@ class ChatAssistantMessage:
     function_call: None = refuses("is not supported; send `tool_calls`, which replaced it.")
 
     def as_dict(self, defaults: MediaOptions) -> dict[str, Any]:
-        message = message_as_dict(self, defaults)
+        message = ChatMessageFields.as_dict(self, defaults)
         if self.content is None:
             message["content"] = self.refusal
         if self.tool_calls:
@@ -306,14 +320,14 @@ class ChatAssistantMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatToolMessage:
+class ChatToolMessage(ChatMessageFields):
     role: str = requires(OneOf(("tool",)), ABOUT_ROLE)
     content: ChatContent = requires(CHAT_CONTENT, "What the tool returned.")
     tool_call_id: str = requires(Text(IDENTIFIER_CHARS), "The call that this answers.")
     name: str | None = accepts(Text(NAME_CHARS), "The function that was called, for templates that show it.")
 
     def as_dict(self, defaults: MediaOptions) -> dict[str, Any]:
-        return message_as_dict(self, defaults) | {"tool_call_id": self.tool_call_id}
+        return ChatMessageFields.as_dict(self, defaults) | {"tool_call_id": self.tool_call_id}
 
 
 ChatMessage = ChatInstruction | ChatUserMessage | ChatAssistantMessage | ChatToolMessage
@@ -330,14 +344,3 @@ def messages_as_dicts(
 ) -> list[dict[str, Any]]:
     """As templates take them."""
     return [message.as_dict(defaults) for message in messages]
-
-
-def message_as_dict(message: ChatMessage, defaults: MediaOptions) -> dict[str, Any]:
-    """What messages of all roles have. Parts stay parts, which the template joins or not."""
-    content: Any = message.content
-    if content is not None and not isinstance(content, str):
-        content = [
-            template_part(part.medium(defaults) if isinstance(part, ChatMediaPart) else part.text) for part in content
-        ]
-    made = {"role": message.role, "content": content}
-    return made if message.name is None else made | {"name": message.name}

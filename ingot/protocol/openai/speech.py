@@ -10,15 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import Struct
 
 from ingot.engine.speech_request import SpeechEnded, SpeechRequest, TextToSpeechCard
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.encoder_fields import TaskModelField
 from ingot.protocol.schema.fields import BodyReading, Either, FieldKind, Number, OneOf, Schema, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TaskModelField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import AnyServedModel, ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms
@@ -131,13 +130,7 @@ class SpeechDone(Struct, kw_only=True):
         return cls(usage=usage, ingot=SpeechReceipt(ComputeTiming(round(ended.queue_s, 6), round(ended.compute_s, 6))))
 
 
-class SpeechChunk(Struct, kw_only=True):
-    """Either event, for the document: a delta has `audio`, the last one `usage`."""
-
-    type: Literal["speech.audio.delta", "speech.audio.done"]
-    audio: str | UnsetType = UNSET
-    usage: SpeechUsage | UnsetType = UNSET
-    ingot: SpeechReceipt | UnsetType = UNSET
+SPEECH_CHUNKS = (SpeechDelta, SpeechDone)
 
 
 class VoiceBody(Struct):

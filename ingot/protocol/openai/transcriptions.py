@@ -22,9 +22,8 @@ from ingot.media.audio import AudioFile
 from ingot.media.languages import LANGUAGES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.encoder_fields import TaskModelField
 from ingot.protocol.schema.fields import BodyReading, Bool, FieldKind, ListOf, Number, OneOf, Schema, Text, Timeout
-from ingot.protocol.schema.model_fields import ABOUT_TTL, TimeToLiveField
+from ingot.protocol.schema.model_fields import ABOUT_TTL, TaskModelField, TimeToLiveField
 from ingot.protocol.schema.objects import ObjectOf, accepts, refuses, requires
 from ingot.protocol.served import ServedTaskModel
 from ingot.protocol.terms import DEFAULT_NAME, Terms
@@ -305,15 +304,7 @@ class TranscriptDone(Struct, kw_only=True):
     ingot: TranscriptReceipt
 
 
-class TranscriptChunk(Struct, kw_only=True):
-    """Either event, for the document: a delta has `delta`, the last one `text`."""
-
-    type: Literal["transcript.text.delta", "transcript.text.done"]
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    logprobs: list[TranscriptTokenLogprob] | UnsetType = UNSET
-    usage: TranscriptTokenUsage | UnsetType = UNSET
-    ingot: TranscriptReceipt | UnsetType = UNSET
+TRANSCRIPT_CHUNKS = (TranscriptDelta, TranscriptDone)
 
 
 class TranscriptView(Struct, frozen=True, kw_only=True):
@@ -412,7 +403,7 @@ def format_srt(segments: Iterable[Segment]) -> str:
 def format_vtt(segments: Iterable[Segment]) -> str:
     cues = (
         f"{format_timestamp(one.start, '.')} --> "
-        f"{format_timestamp(one.end, '.')}\n{escape_vtt(subtitle_line(one.text))}\n\n"
+        f"{format_timestamp(one.end, '.')}\n{subtitle_line(one.text).replace('&', '&amp;').replace('<', '&lt;')}\n\n"
         for one in segments
     )
     return "WEBVTT\n\n" + "".join(cues)
@@ -427,7 +418,3 @@ def format_timestamp(seconds: float, point: str) -> str:
 def subtitle_line(text: str) -> str:
     """On one line, and without what would be taken for the line of times."""
     return " ".join(text.split()).replace("-->", "->")
-
-
-def escape_vtt(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -14,7 +14,7 @@ import numpy as np
 from ingot.text.grammar.matcher import CompiledGrammar, GrammarMatcher, GrammarViolated, TokenMask, allows_token
 from ingot.text.grammar.vocabulary import SPACE_BYTES, GrammarVocabulary, allow_token, forbid_token
 from ingot.text.parser.parser import ThinkingStart
-from ingot.text.tool_formats.format import Format, ThinkingFormat
+from ingot.text.tool_formats.format import Format
 
 SPACE_TOKENS = tuple(bytes((byte,)) for byte in SPACE_BYTES)
 MOST_LEADING_SPACES = 4  # tokens of white space that may come between thinking and what a grammar constrains
@@ -385,12 +385,8 @@ class ThinkingTokens:
             return cls(channels.asides[0].encode(), end.encode(), tuple(vocabulary.encode(end)), bridge)
         if (thinking := format.thinking) is None:
             return None
-        return cls(thinking.open.encode(), thinking.close.encode(), tuple(vocabulary.encode(closing_text(thinking))))
-
-
-def closing_text(thinking: ThinkingFormat) -> str:
-    """What we write to end a thinking part, as templates write it after one."""
-    return f"\n{thinking.close}\n\n"
+        closing = vocabulary.encode(f"\n{thinking.close}\n\n")  # as templates write it after a thinking part
+        return cls(thinking.open.encode(), thinking.close.encode(), tuple(closing))
 
 
 @dataclass(frozen=True, slots=True)

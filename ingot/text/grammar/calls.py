@@ -69,9 +69,9 @@ CallChoice = Literal["auto", "required"] | ForcedCall
 
 
 def call_grammar(
-    rules: LarkRules, format: Format, tools: Sequence[GrammarTool], choice: CallChoice, *, parallel: bool, opened: bool
+    rules: LarkRules, format: Format, tools: Sequence[GrammarTool], choice: CallChoice, *, parallel: bool
 ) -> str:
-    """The source of the grammar. `opened`: the prompt already ends with the form's opening marker."""
+    """The source of the grammar."""
     if isinstance(choice, ForcedCall):
         tools = [tool for tool in tools if tool.name == choice.name]
         parallel = False
@@ -87,7 +87,7 @@ def call_grammar(
         writer = _TaggedCallRules(rules, format, tools, parallel)
     except RecursionError:
         raise Unsupported("The references of a tool's schema go in circles, or too deep.") from None
-    return writer.free() if choice == "auto" else writer.forced(opened)
+    return writer.free() if choice == "auto" else writer.forced()
 
 
 def lazy_calls_grammar(rules: LarkRules, format: Format, tools: Sequence[GrammarTool], *, parallel: bool) -> str:
@@ -134,10 +134,9 @@ class _TaggedCallRules:
         self._many = parallel
         self.call = rules.rule(lark_choice([rules.rule(self._one(tool)) for tool in tools]))
 
-    def forced(self, opened: bool) -> str:
+    def forced(self) -> str:
         rules, form = self._rules, self._form
-        opening = form.opening[1:] if opened and form.opening_in_prompt else form.opening
-        first = self._section(opening)
+        first = self._section(form.opening)
         if not self._many or form.joint is not None:
             return rules.source(lark_sequence([first, self._ending()]))
         another = rules.rule(lark_sequence([self._space(), self._section(form.opening)]))

@@ -15,8 +15,6 @@ from ingot.text.grammar.matcher import GrammarMatcher, GrammarTooComplex, Gramma
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-RollbackMatcher = GrammarMatcher  # by its former name
-
 log = logging.getLogger("ingot.grammar")
 
 TOO_COMPLEX = "The grammar is too complex: to follow it takes more work than an answer may cost."

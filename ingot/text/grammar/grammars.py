@@ -76,9 +76,6 @@ class Grammars:
         if self._compilers is not None:
             self._compilers.close()
 
-    def json_object(self) -> CompiledGrammar:
-        return self.json_schema({"type": "object"})
-
     def json_schema(self, schema: Mapping[str, Any] | bool, *, param: str | None = None) -> CompiledGrammar:
         check_schema(schema, param)
         plain = plain_schema(schema)
@@ -127,13 +124,12 @@ class Grammars:
         choice: CallChoice,
         *,
         parallel: bool,
-        opened: bool = False,
         param: str | None = None,
     ) -> CompiledGrammar | None:
         """Answers that call tools: must, or `auto`, may. None where nothing is constrained: auto without strict tools.
 
         A required call comes without text before it: one or more of them where `parallel`, else exactly one. A named
-        function is called once. `opened`: the prompt already ends with the marker that opens calls.
+        function is called once.
         """
         if choice == "auto" and not any(tool.strict for tool in tools):
             return None
@@ -144,7 +140,7 @@ class Grammars:
             return _blame_tool(tools, problem)
 
         try:
-            source = call_grammar(rules, format, tools, choice, parallel=parallel, opened=opened)
+            source = call_grammar(rules, format, tools, choice, parallel=parallel)
         except BadRequest as error:
             raise type(error)(blamed(str(error)), param=param) from None
         return CallAnswerGrammar(self._compiled(_lark_grammar(source), "The tools' schemas", param, blamed=blamed))

@@ -144,7 +144,7 @@ class StringRules:
             for pattern in _as_tuple(one.keywords.get("pattern"))
             if whole_text_pattern(str(pattern)) is not None
         ]
-        return not one.keywords.get("minLength") and all(map(matches_empty_text, supported))
+        return not one.keywords.get("minLength") and all(re.search(pattern, "") for pattern in supported)
 
 
 def _length_keywords(keywords: Mapping[str, Any]) -> list[str]:
@@ -355,11 +355,6 @@ def whole_text_pattern(pattern: str) -> str | None:
         return None
     branches = [_anchored_branch(branch) for branch in _pattern_branches(tokens)]
     return None if None in branches else "|".join(f"({branch})" for branch in branches)
-
-
-def matches_empty_text(pattern: str) -> bool:
-    """Whether the pattern, one that `whole_text_pattern` reads, is found in an empty text."""
-    return re.search(pattern, "") is not None
 
 
 def _pattern_tokens(pattern: str) -> Iterator[str]:

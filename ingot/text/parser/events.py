@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.text.parser.reader import TextReader
 from ingot.text.tool_formats.format import IdStyle
@@ -109,9 +109,8 @@ def _merge_key(event: ParsedEvent) -> object:
 _ALPHABET = string.ascii_letters + string.digits
 
 
-class CallIdMaker(Protocol):
-    def __call__(self, name: str, index: int) -> str:
-        """The id of the `index`-th call of an answer, which calls `name`."""
+CallIdMaker = Callable[[str, int], str]
+"""Makes the id of a call from its function's name and its number in the answer."""
 
 
 def random_text(size: int) -> str:

@@ -16,24 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
 
 from ingot.errors import BadRequest
 from ingot.text.tokenizer.length_bounds import BYTE_ALPHABET
 from ingot.text.tokenizer.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from ingot.text.tokenizer.vocabulary import Vocabulary
-
-
-class Detokenizer(Protocol):
-    """One sequence's text. Belongs to one thread at a time."""
-
-    def push(self, token: int) -> str:
-        """The text that is now certain; empty while a character is incomplete."""
-
-    def flush(self) -> str:
-        """The sequence has ended: the remaining text, with U+FFFD for what was never completed."""
 
 
 class ByteDetokenizer:
@@ -45,11 +31,13 @@ class ByteDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
+        """The text that is now certain; empty while a character is incomplete."""
         if token in self._hidden_ids:
             return ""
         return self._utf8.decode(self._token_bytes(token))
 
     def flush(self) -> str:
+        """The sequence has ended: the remaining text, with U+FFFD for what was never completed."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -103,6 +91,10 @@ class PieceDetokenizer:
         if self._started:
             self._waiting.clear()
         return text
+
+
+Detokenizer = ByteDetokenizer | PieceDetokenizer
+"""One sequence's. Belongs to one thread at a time."""
 
 
 @dataclass(frozen=True, slots=True)

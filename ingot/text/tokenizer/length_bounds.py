@@ -113,7 +113,7 @@ def _most_per_class(tokens: Iterable[bytes]) -> list[int]:
 
 def _composes_characters(normalizer: Any) -> bool | None:
     """Whether characters are composed; None where a normalizer may leave out or shorten more than that."""
-    found = [_step_composes(step) for step in _component_steps(normalizer, "normalizers")]
+    found = [_step_composes(step) for step in component_steps(normalizer, "normalizers")]
     return None if None in found else any(found)
 
 
@@ -130,7 +130,7 @@ def _step_composes(step: Mapping[str, Any]) -> bool | None:
 
 
 def _keeps_all(pre_tokenizer: Any) -> bool:
-    for step in _component_steps(pre_tokenizer, "pretokenizers"):
+    for step in component_steps(pre_tokenizer, "pretokenizers"):
         keeps = step["type"] in ("ByteLevel", "Metaspace", "Digits")
         if not keeps and not (step["type"] == "Split" and step["behavior"] in _KEEPING_BEHAVIOURS):
             return False
@@ -142,7 +142,7 @@ def _bytes_without_token(library: Library) -> frozenset[int] | None:
     model = library.model
     if not isinstance(model, BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
-    kinds = [step["type"] for step in _component_steps(library.pre_tokenizer, "pretokenizers")]
+    kinds = [step["type"] for step in component_steps(library.pre_tokenizer, "pretokenizers")]
     if not model.byte_fallback and "ByteLevel" not in kinds:
         return None
     names = {byte: f"<0x{byte:02X}>" for byte in range(256)}
@@ -152,7 +152,7 @@ def _bytes_without_token(library: Library) -> frozenset[int] | None:
     return None if lost and model.unk_token is not None else lost
 
 
-def _component_steps(component: Any, within: str) -> list[dict[str, Any]]:
+def component_steps(component: Any, within: str) -> list[dict[str, Any]]:
     """What a component does, one after another."""
     state: dict[str, Any] = {"type": "Sequence", within: []}
     if component is not None:

@@ -23,12 +23,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest
+from ingot.text.tokenizer.length_bounds import component_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizer
@@ -238,16 +239,6 @@ def _every_string(value: Any) -> Iterator[str]:
             pending += each
 
 
-class ControlTokenEncoder(Protocol):
-    always: bool  # the plain encoder may find control tokens where their text does not stand
-
-    def encode(self, text: str, offsets: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
-        """The ids, and how many of them end before or at each of the offsets.
-
-        A control token whose text begins at an offset that is `quoted` is encoded as text.
-        """
-
-
 class FastControlTokenEncoder:
     def __init__(self, library: Library, controls: Collection[str]) -> None:
         added = {id: token for id, token in library.get_added_tokens_decoder().items() if token.content}
@@ -262,15 +253,18 @@ class FastControlTokenEncoder:
         self._library.add_tokens([AddedToken(self._cut, normalized=False)])
         self._ids = {self._id(self._spelled.get(token.content, token.content)): id for id, token in added.items()}
         self._dropped = self._id(self._cut)
-        self.always = _has_normalizer(library) and any(
+        self.always = bool(component_steps(library.normalizer, "normalizers")) and any(
             t.normalized for t in added.values() if t.content in self._spelled
         )
+        """The plain encoder may find control tokens where their text does not stand."""
         # A model may have the text of a control token as a piece of its own, and find it in a text.
         control_ids = {library.token_to_id(token) for token in controls}
         found = {id for token in controls for id in self._encoded(token).ids}
         self._cuts = bool(control_ids & {self._ids.get(id, id) for id in found})
 
     def encode(self, text: str, offsets: Sequence[int], quoted: Collection[int]) -> tuple[list[int], list[int]]:
+        """The ids, and how many of them end before or at each of the offsets. A control token whose text begins at an
+        offset that is `quoted` is encoded as text."""
         spelled, moved = self._spell(text, quoted)
         encoding = self._encoded(spelled)
         ends = [end for _, end in encoding.offsets]
@@ -348,6 +342,9 @@ class SlowControlTokenEncoder:
         return self._slow.encode(text, **options) if text else []
 
 
+ControlTokenEncoder = FastControlTokenEncoder | SlowControlTokenEncoder
+
+
 def control_token_spans(
     text: str, controls: frozenset[str], quoted: Collection[int]
 ) -> Iterator[tuple[int, int, bool]]:
@@ -367,13 +364,6 @@ def _copy_without_added_tokens(library: Library) -> Library:
     if library.pre_tokenizer is not None:
         made.pre_tokenizer = library.pre_tokenizer
     return made
-
-
-def _has_normalizer(library: Library) -> bool:
-    if library.normalizer is None:
-        return False
-    state = json.loads(library.normalizer.__getstate__())
-    return state["type"] != "Sequence" or bool(state["normalizers"])
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Library
 
 from ingot.errors import BadRequest, ModelError
-from ingot.text.tokenizer.length_bounds import TokenFloor, check_growth
+from ingot.text.tokenizer.length_bounds import TokenFloor, check_growth, component_steps
 from ingot.text.tokenizer.special_tokens import (
     ControlTokenEncoder,
     FastControlTokenEncoder,
@@ -34,45 +34,17 @@ PieceSpelling = Literal["bytes", "sentencepiece", "plain"]
 _LOCAL_DECODERS = {"Replace", "ByteFallback", "Metaspace", "WordPiece", "Strip"}
 
 
-class Vocabulary(Protocol):
-    spelling: PieceSpelling
-    special_ids: frozenset[int]
-    size: int
-    set_apart: tuple[str, ...]  # tokens that are found in a text before anything else is, wherever they stand
-    added: Mapping[str, bool]  # tokens that are found in a text whole, and whether each is special
-
-    def encode(self, text: str, *, add_special: bool) -> list[int]: ...
-
-    def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
-        """The ids, and for each the number of characters up to its end, in order."""
-
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """The ids of two texts as one input, with what the model wants around them, and which text each belongs to."""
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str: ...
-
-    def piece(self, token: int) -> str | None:
-        """The token as the vocabulary spells it; None for an id that has no token."""
-
-    def id_of(self, piece: str) -> int | None: ...
-
-    def framed(self, controls: Collection[str]) -> ControlTokenEncoder:
-        """An encoder for which these added tokens are text where they are quoted."""
-
-    def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
-        """How few tokens a text can have, if there is a bound; `spell` gives the bytes of a token."""
-
-
 class FastVocabulary:
     """A `tokenizers.Tokenizer`, never changed after construction."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         _disable_word_cache(library)
-        self.spelling = _spelling(_decoder_chain(library))
+        self.spelling = _spelling(component_steps(library.decoder, "decoders"))
         added = library.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.added: Mapping[str, bool] = {token.content: token.special for token in added.values() if token.content}
+        """Tokens that are found in a text whole, and whether each is special."""
         self.size = max(library.get_vocab_size(), *(id + 1 for id in added), 0)
         # Not those that consume white space before them, depend on what stands there, or are found only after the
         # text was normalized.
@@ -81,6 +53,7 @@ class FastVocabulary:
             for token in added.values()
             if token.content and not (token.lstrip or token.single_word or token.normalized)
         )
+        """Tokens that are found in a text before anything else is, wherever they stand."""
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         # The batch calls let other threads run meanwhile; the fast one skips the offsets that nobody reads here.
@@ -89,11 +62,13 @@ class FastVocabulary:
         return encoding.ids
 
     def encode_with_ends(self, text: str, *, add_special: bool) -> tuple[list[int], list[int]]:
+        """The ids, and for each the number of characters up to its end, in order."""
         with whole_characters():
             [encoding] = self._library.encode_batch([text], add_special_tokens=add_special)
         return encoding.ids, [end for _, end in encoding.offsets]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts as one input, with what the model wants around them, and which text each belongs to."""
         encoding = self._library.encode(first, second)
         return encoding.ids, encoding.type_ids
 
@@ -104,15 +79,18 @@ class FastVocabulary:
             raise BadRequest("A token id must be between 0 and the size of the vocabulary.") from None
 
     def piece(self, token: int) -> str | None:
+        """The token as the vocabulary spells it; None for an id that has no token."""
         return self._library.id_to_token(token)
 
     def id_of(self, piece: str) -> int | None:
         return self._library.token_to_id(piece)
 
     def framed(self, controls: Collection[str]) -> ControlTokenEncoder:
+        """An encoder for which these added tokens are text where they are quoted."""
         return FastControlTokenEncoder(self._library, controls)
 
     def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
+        """How few tokens a text can have, if there is a bound; `spell` gives the bytes of a token."""
         pieces = [spell(token) for token in range(self.size)] + [token.encode() for token in self.added]
         if self.spelling != "bytes":  # a mark for white space may also stand for itself
             pieces += [(self.piece(token) or "").encode() for token in range(self.size)]
@@ -162,6 +140,9 @@ class SlowVocabulary:
 
     def floor(self, spell: Callable[[int], bytes]) -> TokenFloor | None:
         return None
+
+
+Vocabulary = FastVocabulary | SlowVocabulary
 
 
 def _piece_characters(piece: str) -> int:
@@ -240,13 +221,6 @@ def _load_through_transformers(folder: Path) -> Vocabulary:
     if isinstance(loaded, PreTrainedTokenizerFast):
         return FastVocabulary(loaded.backend_tokenizer)
     return SlowVocabulary(loaded)
-
-
-def _decoder_chain(library: Library) -> list[dict[str, Any]]:
-    if library.decoder is None:
-        return []
-    state = json.loads(library.decoder.__getstate__())
-    return list(state["decoders"]) if state["type"] == "Sequence" else [state]
 
 
 def _spelling(chain: list[dict[str, Any]]) -> PieceSpelling:

@@ -103,10 +103,6 @@ def find_format(chat_template: str | None, model_type: str, response_template: A
     return FoundFormat(replace(found, thinking=thinking), source, unused)
 
 
-def detect_format(chat_template: str | None, model_type: str) -> Format:
-    return find_format(chat_template, model_type).format
-
-
 def format_by_name(name: str, *, param: str | None = None) -> Format:
     """Raises BadRequest, which lists the known names."""
     if (problem := tool_format_problem(name)) is not None:

@@ -250,13 +250,6 @@ def test_nothing_is_constrained_where_no_tool_is_strict(made: Make) -> None:
     assert made(False).tools(format_by_name("hermes"), lax, "auto", parallel=True) is None
 
 
-def test_a_call_may_begin_behind_a_marker_that_the_prompt_ended_with(made: Make) -> None:
-    format, tokenizer = format_by_name("functionary"), vocabulary(False)
-    grammar = made(False).tools(format, TOOLS, ForcedCall("ping"), parallel=False, opened=True)
-    text = written(format, tokenizer, Walker(tokenizer, random.Random(1), soft=20).answer(grammar))
-    assert text.startswith("ping\n<|content|>{")
-
-
 def test_a_function_that_is_not_there_cannot_be_called(made: Make) -> None:
     with pytest.raises(BadRequest, match="fly"):
         made(False).tools(format_by_name("hermes"), TOOLS, ForcedCall("fly"), parallel=False)

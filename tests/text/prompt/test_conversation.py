@@ -15,7 +15,7 @@ from ingot.text.prompt.assembly import Prompt
 from ingot.text.prompt.canonical import key_with_answer
 from ingot.text.prompt.conversation import Conversation, PromptBuilder
 from ingot.text.tokenizer.special_tokens import ControlTokenQuoting, ControlTokens
-from ingot.text.tool_formats.registry import detect_format, format_by_name
+from ingot.text.tool_formats.registry import find_format, format_by_name
 from tests.http.scripted import ByteTokenizer
 from tests.text.chat_template.test_chat_template import ONLY_WITH_TOOLS, real_templates
 from tests.text.conftest import llama_cpp_templates
@@ -381,7 +381,7 @@ def composed(template: ChatTemplate, messages: Sequence[Any], **options: Any) ->
     tokenizer: Any = Bytes("")
     composer = PromptBuilder(tokenizer, template, AnswerCache())
     wanted = Conversation(messages, tools=[TOOL], remembers=False, **options)
-    return composer.compose(wanted, detect_format(template.source, ""))
+    return composer.compose(wanted, find_format(template.source, "").format)
 
 
 @pytest.mark.sampled(5)

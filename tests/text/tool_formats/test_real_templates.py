@@ -8,7 +8,7 @@ import pytest
 
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.parser.parser import ThinkingStart
-from ingot.text.tool_formats.registry import detect_format
+from ingot.text.tool_formats.registry import find_format
 from tests.text.parser.answers import TOOLS, parsed, summary
 from tests.text.tool_formats.test_registry import real_template
 
@@ -53,7 +53,7 @@ def test_calls_that_a_real_template_writes_are_read_back(model: str) -> None:
     }
     prompt = ChatTemplate(source).render([question, calling], tools=SHOWN, add_generation_prompt=False)
     answer = prompt[prompt.rindex(QUESTION) + len(QUESTION) :]
-    story = summary(parsed(detect_format(source, ""), answer))
+    story = summary(parsed(find_format(source, "").format, answer))
     assert [each for each in story if each[0] not in ("says", "thinks")] == [
         ("calls", "get_weather", weather),
         ("calls", "write_file", {"path": "", "content": " x\n"}),
@@ -81,4 +81,4 @@ def test_calls_that_a_real_template_writes_are_read_back(model: str) -> None:
 def test_a_real_prompt_tells_whether_it_opened_the_thinking(model: str, extra: dict[str, object], start: str) -> None:
     source = real_template(model)
     prompt = ChatTemplate(source).render([{"role": "user", "content": QUESTION}], extra=extra)
-    assert ThinkingStart.after(prompt, detect_format(source, "").thinking) is ThinkingStart(start)
+    assert ThinkingStart.after(prompt, find_format(source, "").format.thinking) is ThinkingStart(start)
