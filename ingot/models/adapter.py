@@ -48,7 +48,7 @@ from ingot.models.forward import (
     run_forward,
 )
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
-from ingot.models.layers.gpu_linear import reserve_scratch
+from ingot.models.layers.gpu_linear import multiply_every_row, reserve_scratch
 from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
@@ -64,7 +64,7 @@ from ingot.models.lora.loras import LoadedLoras
 from ingot.models.parallelism import ModelSharding, shard_model
 from ingot.models.precision import main_dtype, rounds_activations, settle_precision
 from ingot.models.probe import Probe, ProbeFindings, ProbeVariants
-from ingot.models.report import footprint_of, model_notes
+from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.upstream import caches, load_config, load_model
@@ -104,6 +104,7 @@ class ModelAdapter:
     live: PairCodec | None = None  # the codec of running sequences' keys and values before their tails, if any
     tower: VisionTower | None = None
     deepstack: DeepStack | None = None  # the layers behind which features of the tower are added
+    deterministic: bool = False  # a token's bits are to depend on its row alone, where kernels can
     loras: LoadedLoras = field(kw_only=True)
     head: Any = None  # its draft head, where it was loaded with one (`models/draft_heads`)
 
@@ -135,6 +136,19 @@ class ModelAdapter:
         """The most tokens of a step that is one graph: a larger step takes far longer. Infinite without graphs."""
         stack = _captured_graphs(self.model)
         return inf if stack is None else stack.most_tokens
+
+    @property
+    def irreproducible(self) -> str | None:
+        """Which part of it may give a token other bits among other tokens, on a GPU; None where none does."""
+        if self.device.kind == "cpu":
+            return None
+        if not self.deterministic:
+            return "its prompts, without --deterministic"
+        if not self.mixed:
+            return "sequences, which this family's code computes one after another"
+        if self.live is not None:
+            return "keys and values, which are coded once there are more of them"
+        return irreproducible_part(self.model)
 
     @property
     def is_whole(self) -> bool:
@@ -256,12 +270,14 @@ def load_model_adapter(
     apart: bool = False,
     with_vision: bool = False,
     sharing: ModelSharding | None = None,
+    deterministic: bool = False,
 ) -> ModelAdapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
-    `apart`: no layers become one operation, so that hidden states between them can be captured. `with_vision`: its
-    vision tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all
-    ranks have to do the same at once.
+    `deterministic`: on GPUs a token's bits depend on its row alone, where kernels can. `apart`: no layers become one
+    operation, so that hidden states between them can be captured. `with_vision`: its vision tower, which it must have,
+    is loaded as well. With `sharing`, only this rank's share of it is loaded, and all ranks have to do the same at
+    once.
     """
     try:
         stated = load_config(folder)
@@ -285,7 +301,17 @@ def load_model_adapter(
     model.eval()
     tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
     exact = dtype is not None
-    adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
+    adapted = adapt_model(
+        model,
+        config,
+        device,
+        widest=widest,
+        notes=notes,
+        exact=exact,
+        apart=apart,
+        tower=tower,
+        deterministic=deterministic,
+    )
     if sharing is not None:
         return replace(adapted, steps=None)
     if can_compile_steps(device):
@@ -323,11 +349,12 @@ def adapt_model(
     exact: bool = False,
     apart: bool = False,
     tower: VisionTower | None = None,
+    deterministic: bool = False,
 ) -> ModelAdapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
     `exact`: keys and values are stored in the format that they are computed in, also where kernels support a smaller
-    one. `apart`: see `load_model_adapter`. Raises ModelError if it cannot be run here.
+    one. `apart`, `deterministic`: see `load_model_adapter`. Raises ModelError if it cannot be run here.
     """
     family_name = str(config.get("model_type", "unknown"))
     family, rounded = registry.family_of_type(family_name), rounds_activations(model)
@@ -347,7 +374,11 @@ def adapt_model(
         swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
-    if kernels is not None:
+    if (stack := decode_graphs_of(model)) is not None:
+        stack.computes_prompts = deterministic
+    if kernels is not None and deterministic:
+        multiply_every_row(model)
+    elif kernels is not None:
         reserve_scratch(model, kernels.packed)
     selection = select_at_lm_head(model)
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
@@ -367,7 +398,7 @@ def adapt_model(
         kept, found, margin = probed()
     if bidirectional and not found.mixed:
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
-    if (stack := decode_graphs_of(model)) is not None:
+    if stack is not None:
         stack.capture_ahead()
     compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
     compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
@@ -390,6 +421,7 @@ def adapt_model(
         CompiledSteps(model, with_recurrent=device.kind == "metal") if compiles else None,
         tower=tower,
         deepstack=deepstack,
+        deterministic=deterministic,
         loras=LoadedLoras(model, device, main_dtype(model)),
     )
 

@@ -303,7 +303,13 @@ def _load_plain_model(
     apart = "eagle" in further
     return (
         adapters.load_model_adapter(
-            folder, here, dtype=settings.dtype, widest=settings.prefill_chunk, apart=apart, with_vision=with_vision
+            folder,
+            here,
+            dtype=settings.dtype,
+            widest=settings.prefill_chunk,
+            apart=apart,
+            with_vision=with_vision,
+            deterministic=settings.deterministic,
         ),
         choice,
     )

@@ -96,8 +96,6 @@ PACKED_TUNING = PackedTuning()
 
 
 SOURCE = Path(__file__).parent / "source"
-MOST_ROWS = 64
-"""For more, where they are not to have the same bits, weights are unpacked."""
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -336,7 +334,7 @@ class PackedProduct(Launched):
     def _work(self, name: str, rows: int, outputs: int, groups: int, parts: int) -> LaunchConfig:
         defines = _FORM_DEFINES.get(name, ())
         lines = outputs * 2 if {"GATED", "GATHERED"} <= {*defines} else outputs
-        eights = 1 if rows <= 8 or "GATHERED" in defines else 2 if rows <= MOST_ROWS else 4
+        eights = 1 if rows <= 8 or "GATHERED" in defines else 2 if rows <= 64 else 4
         lots = rows if "GATHERED" in defines else -(-rows // (eights * 8))
         cut = self._tuning.cut_of(self._packing.bits, self._packing.held, lines, min(eights, 2))
         return LaunchConfig(
