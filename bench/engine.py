@@ -92,6 +92,7 @@ def started(
     fixed_draft_tokens: int | None = None,
     look: Callable[[Any], None] = lambda adapter: None,
     specprefill: Callable[[], SpecPrefillSetup] | None = None,
+    deterministic: bool = False,
 ) -> Engine:
     """An engine over the model that `make` gives. That, `look`, which is shown the adapter, and `specprefill`, which
     makes who scores long prompts, are called in the engine's thread."""
@@ -104,7 +105,7 @@ def started(
         from ingot.models.adapter import adapt_model, rehearse_steps
         from ingot.models.forward import can_compile_steps
 
-        adapter = adapt_model(make(), config, current_device())
+        adapter = adapt_model(make(), config, current_device(), deterministic=deterministic)
         if can_compile_steps(adapter.device):
             rehearse_steps(adapter)
         look(adapter)

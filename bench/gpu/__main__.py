@@ -41,6 +41,7 @@ class Section:
 SECTIONS = {
     # Products of float32 in full: in fewer bits, which is what mlx does by default, rounding depends on the batch.
     "checks": Section("checks:checks", 100, (("MLX_ENABLE_TF32", "0"),)),
+    "deterministic": Section("deterministic:deterministic", 110, (("MLX_ENABLE_TF32", "0"),)),
     "attention": Section("kernels:attention", 40),
     "delta": Section("kernels:delta", 25),
     "recurrent": Section("kernels:recurrent", 20),
