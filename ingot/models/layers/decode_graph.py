@@ -449,7 +449,7 @@ class DecodeGraphs:
         residuals = run.residuals
         for (layer, part), residual in zip(run.parts, residuals[:-1], strict=True):
             states, normed = residual(capture, states, added)
-            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts)
+            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts)
             added = part.capture(capture, normed, given)
         capture.result, _ = residuals[-1](capture, states, added)
         return capture

@@ -76,6 +76,8 @@ class StepInputs:
     """What each layer is given: [tokens, layers * size]."""
     has_fixed_experts: bool = False
     """Whether each token has the first expert alone, whichever its router chooses."""
+    computes_prompts: bool = False
+    """Whether graphs of many tokens have to give these the same bits."""
 
 
 class SlabAddresses:
