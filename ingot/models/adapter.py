@@ -402,7 +402,7 @@ def adapt_model(
         stack.capture_ahead()
     compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
     compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
-    return ModelAdapter(
+    adapted = ModelAdapter(
         model,
         config,
         device,
@@ -424,6 +424,9 @@ def adapt_model(
         deterministic=deterministic,
         loras=LoadedLoras(model, device, main_dtype(model)),
     )
+    if not deterministic or adapted.irreproducible is None:
+        return adapted
+    return replace(adapted, notes=(*adapted.notes, f"--deterministic does not hold for {adapted.irreproducible}"))
 
 
 def _captured_graphs(model: Any) -> DecodeGraphs | None:

@@ -28,6 +28,8 @@ class ModelLoader:
         """`entries` are the models of the server. Raises ConfigError."""
         self._settings, self._entries = settings, entries
         self._found: dict[str, FoundModel] = {}
+        if settings.deterministic:
+            device.multiply_in_full()
         self.loop = engine_loop()
         self.loop.start()
         self._device = self.loop.run(device.current_device)

@@ -96,6 +96,9 @@ class TileCut:
         return self.stages * (self.outputs + self.rows) * LINE * 2
 
 
+TILE_CUT = TileCut()
+
+
 @dataclass(frozen=True, slots=True)
 class DenseTuning:
     """A cut for each of the widths: where outputs are fewer than `wide`, and elsewhere."""
@@ -104,7 +107,7 @@ class DenseTuning:
     wide: int = 8192
     few: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(4, 2, 4, split=8))
     many: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(8, 1, 4))
-    prompts: TileCut = TileCut()  # for more rows than the largest width
+    prompts: TileCut = TILE_CUT  # for more rows than the largest width
 
     def cut_of(self, outputs: int, width: int) -> RegisterCut | StreamCut:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]
