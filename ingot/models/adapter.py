@@ -374,11 +374,11 @@ def adapt_model(
         swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
-    if (stack := decode_graphs_of(model)) is not None:
-        stack.computes_prompts = deterministic
-    if kernels is not None and deterministic:
-        multiply_every_row(model)
-    elif kernels is not None:
+    stack = decode_graphs_of(model)
+    if stack is not None and deterministic:
+        stack.lost_bits = multiply_every_row(model)
+        stack.computes_prompts = stack.lost_bits is None
+    if kernels is not None and (stack is None or not stack.computes_prompts):
         reserve_scratch(model, kernels.packed)
     selection = select_at_lm_head(model)
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
@@ -398,7 +398,7 @@ def adapt_model(
         kept, found, margin = probed()
     if bidirectional and not found.mixed:
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
-    if stack is not None:
+    if (stack := decode_graphs_of(model)) is not None:
         stack.capture_ahead()
     compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
     compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))

@@ -112,6 +112,8 @@ def irreproducible_part(model: Any) -> str | None:
     stack, head = decode_graphs_of(model), lm_head_of(model)
     if stack is None:
         return why_uncovered(model) or "its layers, which are computed one by one"
+    if stack.lost_bits is not None:
+        return stack.lost_bits
     if not stack.covers_prompts:
         return f"its layers, as graphs {stack.refusal}" if stack.refusal else stack.lacking
     kinds = (DenseKernelLinear, DenseKernelEmbedding, QuantizedKernelLinear, QuantizedKernelEmbedding)

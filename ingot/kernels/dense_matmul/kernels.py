@@ -72,7 +72,7 @@ class TileCut:
     row_warps: int = 4  # and with other rows
     tiles: int = 4  # of sixteen outputs of a warp
     eights: int = 4  # eights of rows of a warp
-    stages: int = 4  # in shared memory, all but one of which are being copied
+    stages: int = 3  # in shared memory, all but one of which are being copied: as many as any device has room for
 
     def __str__(self) -> str:
         return f"tiles of {self.outputs}x{self.rows}, {self.stages} stages"

@@ -21,7 +21,7 @@ from typing import Literal
 import mlx.core as mx
 
 from ingot.kernels.dense_matmul.kernels import SOURCE as DENSE
-from ingot.kernels.dense_matmul.kernels import TILE_CUT, TileCut
+from ingot.kernels.dense_matmul.kernels import TileCut
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher, kernel_launcher, required_launcher
@@ -67,6 +67,9 @@ class PackedCut:
     def _stage(self, least: int, depth: int) -> int:
         """Bytes of one stage of all warps, with `least` bytes for a group of columns of an output."""
         return self.warps * self.tiles * 16 * depth * least
+
+
+TILE_CUT = TileCut(stages=4)
 
 
 @dataclass(frozen=True, slots=True)

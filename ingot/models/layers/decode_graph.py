@@ -132,6 +132,8 @@ class DecodeGraphs:
         self.layer_inputs: mx.array | None = None
         """What the layers of the open pass are given [1, tokens, layers, size], where they are given something."""
         self._trials = 0
+        self.lost_bits: str | None = None
+        """What keeps graphs from computing prompts, where they were to."""
         self.graph_count = 0
         """Graphs captured so far."""
         self.refusal: str | None = None

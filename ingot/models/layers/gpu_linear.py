@@ -212,11 +212,34 @@ def _quantized_kernel_layer(module: Any, kernels: CheckedPacked, main: mx.Dtype)
     return layer
 
 
-def multiply_every_row(model: nn.Module) -> None:
-    """From now on layers that were swapped multiply many rows, too, by kernels, so that a row keeps its bits."""
+def multiply_every_row(model: nn.Module) -> str | None:
+    """From now on layers that were swapped multiply many rows, too, by kernels, so that a row keeps its bits. Returns
+    which layers do not keep them on this device; None where all do. One of each kind is tried."""
+    tried = dict[object, str | None]()
     for layer in (*(product.linear for product in joined_linears_of(model)), *model.modules()):
         if isinstance(layer, _QuantizedKernel | _DenseKernel):
             layer._every_row = True
+            kind = type(layer), layer.weight.shape, layer.weight.dtype, "bias" in layer
+            if kind not in tried:
+                tried[kind] = _lost_bits(layer)
+    return next((lost for lost in tried.values() if lost is not None), None)
+
+
+def _lost_bits(layer: _QuantizedKernel | _DenseKernel) -> str | None:
+    """Whether a row's product depends on how many rows there are."""
+    outputs = layer.weight.shape[0]
+    if isinstance(layer, _DenseKernel):
+        columns, dtype = layer.weight.shape[1], layer.weight.dtype
+    else:
+        columns, dtype = layer._packed.columns, layer._packed.dtype
+    x = mx.random.normal((2 * FEW_ROWS + 1, columns), key=mx.random.key(7)).astype(dtype)
+    try:
+        whole, part = layer._multiply(x), layer._multiply(x[-MOST_ROWS:])
+        if whole is not None and part is not None and mx.array_equal(whole[-MOST_ROWS:], part):
+            return None
+    except (RuntimeError, ValueError) as error:
+        return f"products of {outputs}x{columns}: {' '.join(str(error).split())[:300]}"
+    return f"products of {outputs}x{columns}, which depend on how many rows there are"
 
 
 class _DenseKernel(nn.Module):
