@@ -74,6 +74,8 @@ class TileCut:
     eights: int = 4  # eights of rows of a warp
     stages: int = 3  # in shared memory, all but one of which are being copied: as many as any device has room for
 
+    halves: int = 2  # of 64 columns in a stage
+
     def __str__(self) -> str:
         return f"tiles of {self.outputs}x{self.rows}, {self.stages} stages"
 
@@ -93,7 +95,7 @@ class TileCut:
     @property
     def lent(self) -> int:
         """Bytes of shared memory."""
-        return self.stages * (self.outputs + self.rows) * LINE * 2
+        return self.stages * (self.outputs + self.rows) * self.halves * LINE
 
 
 TILE_CUT = TileCut()
@@ -264,7 +266,7 @@ class DenseProduct(Launched):
         outputs, cut = shape[0], self._tuning.prompts
         template: KernelTemplate = (
             *(("T", dtype), ("SPANS", self._tuning.spans), ("OUT_WARPS", cut.out_warps), ("ROW_WARPS", cut.row_warps)),
-            *(("TILES", cut.tiles), ("EIGHTS", cut.eights), ("STAGES", cut.stages)),
+            *(("TILES", cut.tiles), ("EIGHTS", cut.eights), ("STAGES", cut.stages), ("HALVES", cut.halves)),
         )
         groups = (-(-outputs // cut.outputs) * -(-rows // cut.rows), 1, 1)
         y = OutputSpec((rows, outputs // parts), dtype)

@@ -346,8 +346,10 @@ class DecodeGraphs:
     def _replay_steps(self, x: mx.array, calls: Sequence[LayerCall], steps: Sequence[GraphStep]) -> mx.array:
         if len(steps) == 1:
             return self._replay(x, calls, steps[0])
-        flat = x.reshape(-1, x.shape[-1])
-        found = [self._replay(flat[each.begin : each.begin + each.tokens], calls, each) for each in steps]
+        flat, found = x.reshape(-1, x.shape[-1]), list[mx.array]()
+        for each in steps:
+            found.append(self._replay(flat[each.begin : each.begin + each.tokens], calls, each))
+            mx.async_eval(found[-1])  # the next graph's memory is the same
         return mx.concatenate(found).reshape(x.shape)
 
     def _replay(self, x: mx.array, calls: Sequence[LayerCall], step: GraphStep) -> mx.array:

@@ -102,7 +102,9 @@ float fetched[FACTOR_COPIES];
     }                                                                                                                      \
   }
 
-float sums[SUMS], whole[SUMS];
+// What is rarely met is not in registers: these are for what is multiplied.
+float sums[SUMS];
+volatile float whole[SUMS];
 #pragma unroll
 for (int i = 0; i < SUMS; ++i) {
   sums[i] = 0.0f;
@@ -188,7 +190,7 @@ for (int group = 0; group < groups; ++group) {
   if (--left == 0 || group + 1 == groups) {
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) {
-      whole[i] += sums[i];
+      whole[i] = whole[i] + sums[i];
       sums[i] = 0.0f;
     }
     left = span;
