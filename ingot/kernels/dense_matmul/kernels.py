@@ -157,8 +157,14 @@ def streaming_kernel(name: str) -> Kernel:
 @cache
 def tile_kernel(name: str) -> Kernel:
     """The same for prompts."""
-    inputs, body = ("given", "weight", *ENDS[name]), read_source(SOURCE / "tile.h")
+    inputs, body = ("given", "weight", *ENDS[name], "arranged"), read_source(SOURCE / "tile.h")
     return Kernel("dense", f"tile_{name}", inputs, ("y",), _header(name), body, True)
+
+
+@cache
+def arranging_kernel() -> Kernel:
+    """Puts activations into the order in which tiles are multiplied."""
+    return Kernel("dense", "arrange", ("given",), ("arranged",), "", read_source(SOURCE / "arrange.h"), True)
 
 
 @cache
@@ -238,6 +244,8 @@ class DenseProduct(Launched):
         plan = self._plans.get((name, rows, dtype, shape))
         if plan is None:  # once for each shape: planning is most of a launch's Python time
             plan = self._plans[name, rows, dtype, shape] = self._plan(name, rows, dtype, shape, parts)
+        if plan.arranging is not None:
+            inputs = [*inputs, *self._run(arranging_kernel(), inputs[:1], plan.arranging)]
         if plan.joining is None:
             return self._run(plan.kernel, inputs, plan.work)[0]
         sums = self._run(plan.kernel, inputs[:2], plan.work)
@@ -270,15 +278,25 @@ class DenseProduct(Launched):
         )
         groups = (-(-outputs // cut.outputs) * -(-rows // cut.rows), 1, 1)
         y = OutputSpec((rows, outputs // parts), dtype)
-        return _Plan(tile_kernel(name), LaunchConfig(template, groups, cut.warps * 32, (y,), cut.lent))
+        width, halves = -(-rows // cut.rows) * cut.rows, -(-shape[1] // 32)
+        arranging = LaunchConfig(
+            (("WIDTH", width), ("WARPS", JOINING)),
+            (-(-width * halves // (16 * JOINING)), 1, 1),
+            JOINING * 32,
+            (OutputSpec((width, halves * 32), dtype),),
+        )
+        work = LaunchConfig(template, groups, cut.warps * 32, (y,), cut.lent)
+        return _Plan(tile_kernel(name), work, arranging=arranging)
 
 
 class _Plan(NamedTuple):
-    """The launches of a product: one, or one for split-K sums and one that adds them up."""
+    """The launches of a product: one, or one for split-K sums and one that adds them up, or one that arranges
+    activations and one for tiles."""
 
     kernel: Kernel
     work: LaunchConfig
     joining: tuple[Kernel, LaunchConfig] | None = None
+    arranging: LaunchConfig | None = None
 
 
 def _joining(split: int, y: OutputSpec) -> LaunchConfig:

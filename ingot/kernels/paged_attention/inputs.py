@@ -223,7 +223,7 @@ WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
 """Queries of a row for which there are kernels, at most."""
 ROOM_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Padded numbers of rows, or of tokens, so that launches have few shapes."""
-PROMPT_ROOMS = (96, 128, 192, 256, 384, 512)
+PROMPT_ROOMS = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """The same of prompts, where decode graphs compute them."""
 
 

@@ -21,7 +21,7 @@ from ingot.kernels.paged_attention.inputs import MOST_QUERIES, PROMPT_ROOMS, Ker
 from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models.layers.graph_inputs import GraphStep, StepContext
 
-PARTIAL_BYTES = 1 << 28
+PARTIAL_BYTES = 600 << 20
 """What a lot's attention may keep of KV splits until they are merged."""
 
 

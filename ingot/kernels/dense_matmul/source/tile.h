@@ -8,7 +8,7 @@
 // lane's chunk of each eight rows lies where that lane reads it. A lane holds the columns that it holds where rows are few, but
 // activations are the sixteen rows that units take, and weights the eight: what is multiplied is the same.
 //
-// given [rows, columns], weight [outputs, columns] -> y [rows, outputs]; BIASED, ADDED and GATED as in stream.h
+// given [rows, columns], and arranged (arrange.h), weight [outputs, columns] -> y [rows, outputs]; BIASED, ADDED and GATED as in stream.h
 #ifdef GATED
 constexpr int PARTS = 2;
 #else
@@ -23,7 +23,8 @@ constexpr int CHUNKS = 32 * 4;  // floats that hold a chunk of each lane
 constexpr int ALL_LINES = OUT_WARPS * TILES * 16, ALL_ROWS = ROW_WARPS * EIGHTS * 8;
 constexpr int WEIGHTS = ALL_LINES / 8 * HALVES * CHUNKS, GIVEN = ALL_ROWS / 8 * HALVES * CHUNKS, STAGE = WEIGHTS + GIVEN;
 constexpr int ROW_CHUNKS = HALVES * 4, AT_ONCE = WARPS * 32 / ROW_CHUNKS;  // rows that all threads copy at once
-constexpr int LINE_COPIES = (ALL_LINES + AT_ONCE - 1) / AT_ONCE, ROW_COPIES = (ALL_ROWS + AT_ONCE - 1) / AT_ONCE;
+constexpr int LINE_COPIES = (ALL_LINES + AT_ONCE - 1) / AT_ONCE;
+constexpr int BLOCK_QUADS = HALVES * 64, QUADS = ALL_ROWS / 16 * BLOCK_QUADS, QUAD_COPIES = (QUADS + WARPS * 32 - 1) / (WARPS * 32);
 LENT_FLOATS(ring, STAGES * STAGE);
 AFTER_OTHERS()
 
@@ -40,7 +41,6 @@ const int out_warp = warp % OUT_WARPS, row_warp = warp / OUT_WARPS;
 // Neighbours copy the chunks of a row. Rows beyond the last are read as the last, and their products thrown away.
 const int copied_chunk = lane % ROW_CHUNKS, copied_row = (warp * 32 + lane) / ROW_CHUNKS;
 const DEVICE uint4* lines[LINE_COPIES];
-const DEVICE uint4* givens[ROW_COPIES];
 #pragma unroll
 for (int i = 0; i < LINE_COPIES; ++i) {
   const int line = i * AT_ONCE + copied_row, tile = line / 16;
@@ -48,11 +48,8 @@ for (int i = 0; i < LINE_COPIES; ++i) {
   const int row = (output < outputs ? output : outputs - 1) + (PARTS == 2 ? line % 16 / 8 * outputs : 0);
   lines[i] = (const DEVICE uint4*)weight + (size_t)row * chunks + copied_chunk;
 }
-#pragma unroll
-for (int i = 0; i < ROW_COPIES; ++i) {
-  const int row = first_row + i * AT_ONCE + copied_row;
-  givens[i] = (const DEVICE uint4*)given + (size_t)(row < rows ? row : rows - 1) * chunks + copied_chunk;
-}
+const int halves = (chunks + 3) / 4, thread = warp * 32 + lane;
+const DEVICE uint4* const blocks = (const DEVICE uint4*)arranged + (size_t)(first_row / 16) * halves * 64;
 const int copied_to = (copied_chunk / 4 * 32 + copied_row % 8 * 4 + copied_chunk % 4) * 4;
 
 #define COPY(slot, turn)                                                                                                 \
@@ -65,10 +62,12 @@ const int copied_to = (copied_chunk / 4 * 32 + copied_row % 8 * 4 + copied_chunk
         copy_chunk(to + line / 8 * (HALVES * CHUNKS), there ? lines[i] + (turn) * ROW_CHUNKS : lines[i] - copied_chunk, there);   \
       }                                                                                                                  \
     }                                                                                                                    \
-    _Pragma("unroll") for (int i = 0; i < ROW_COPIES; ++i) {                                                             \
-      const int row = i * AT_ONCE + copied_row;                                                                          \
-      if (ALL_ROWS % AT_ONCE == 0 || row < ALL_ROWS) {                                                                   \
-        copy_chunk(to + WEIGHTS + row / 8 * (HALVES * CHUNKS), there ? givens[i] + (turn) * ROW_CHUNKS : givens[i] - copied_chunk, there); \
+    _Pragma("unroll") for (int i = 0; i < QUAD_COPIES; ++i) {                                                            \
+      const int quad = i * (WARPS * 32) + thread, own = quad % BLOCK_QUADS;                                              \
+      const bool is_there = (turn) * HALVES + own / 64 < halves;                                                         \
+      if (QUADS % (WARPS * 32) == 0 || quad < QUADS) {                                                                   \
+        const size_t place = ((size_t)(quad / BLOCK_QUADS) * halves + (turn) * HALVES) * 64 + own;                       \
+        copy_chunk(ring + (slot) * STAGE + WEIGHTS + quad * 4, blocks + (is_there ? place : 0), is_there);               \
       }                                                                                                                  \
     }                                                                                                                    \
   }
@@ -90,7 +89,7 @@ for (int stage = 0; stage < STAGES - 1; ++stage) {
   end_copies();
 }
 const SHARED float* const weights = ring + out_warp * LINES * (HALVES * CHUNKS) + lane * 4;
-const SHARED float* const activations = ring + WEIGHTS + row_warp * EIGHTS * (HALVES * CHUNKS) + lane * 4;
+const SHARED float* const activations = ring + WEIGHTS + row_warp * (EIGHTS / 2) * (BLOCK_QUADS * 4) + lane * 4;
 int left = span, slot = 0, free_slot = STAGES - 1, ended = 0;
 for (int turn = 0; turn < turns; ++turn) {
   wait_for_copies<STAGES - 2>();
@@ -101,24 +100,23 @@ for (int turn = 0; turn < turns; ++turn) {
   end_copies();
 #pragma unroll
   for (int half = 0; half < HALVES; ++half) {
-    uint4 held[LINES], met[EIGHTS];
+    uint4 held[LINES];
 #pragma unroll
     for (int i = 0; i < LINES; ++i) {
       held[i] = *(const SHARED uint4*)(weights + slot * STAGE + (i * HALVES + half) * CHUNKS);
     }
 #pragma unroll
-    for (int e = 0; e < EIGHTS; ++e) {
-      met[e] = *(const SHARED uint4*)(activations + slot * STAGE + (e * HALVES + half) * CHUNKS);
-    }
+    for (int step = 0; step < 2; ++step) {
+      uint4 met[EIGHTS / 2];
 #pragma unroll
-    for (int i = 0; i < SUMS / 4; ++i) {
-      const uint4 high = met[i / LINES * 2], low = met[i / LINES * 2 + 1], own = held[i % LINES];
-      multiply_tiles<T>(sums + i * 4, high.x, low.x, high.y, low.y, own.x, own.y);
-    }
+      for (int i = 0; i < EIGHTS / 2; ++i) {
+        met[i] = *(const SHARED uint4*)(activations + slot * STAGE + i * (BLOCK_QUADS * 4) + (half * 2 + step) * CHUNKS);
+      }
 #pragma unroll
-    for (int i = 0; i < SUMS / 4; ++i) {
-      const uint4 high = met[i / LINES * 2], low = met[i / LINES * 2 + 1], own = held[i % LINES];
-      multiply_tiles<T>(sums + i * 4, high.z, low.z, high.w, low.w, own.z, own.w);
+      for (int i = 0; i < SUMS / 4; ++i) {
+        const uint4 x = met[i / LINES], own = held[i % LINES];
+        multiply_tiles<T>(sums + i * 4, x.x, x.y, x.z, x.w, step == 0 ? own.x : own.z, step == 0 ? own.y : own.w);
+      }
     }
   }
   slot = slot + 1 == STAGES ? 0 : slot + 1;
