@@ -98,7 +98,17 @@ class TileCut:
         return self.stages * (self.outputs + self.rows) * self.halves * LINE
 
 
-TILE_CUT = TileCut()
+ENOUGH_GROUPS = 96
+"""Of threads, for a GPU to be busy."""
+
+
+def tile_cut(cuts: tuple[TileCut, TileCut], outputs: int, rows: int) -> TileCut:
+    """The larger one, where there are enough groups of threads."""
+    small, large = cuts
+    return large if -(-outputs // large.outputs) * -(-rows // large.rows) >= ENOUGH_GROUPS else small
+
+
+SMALL_TILE, LARGE_TILE = TileCut(2, 2, 2, 4, 4), TileCut()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,7 @@ class DenseTuning:
     wide: int = 8192
     few: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(4, 2, 4, split=8))
     many: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(8, 1, 4))
-    prompts: TileCut = TILE_CUT  # for more rows than the largest width
+    prompts: tuple[TileCut, TileCut] = (SMALL_TILE, LARGE_TILE)  # for more rows than the largest width
 
     def cut_of(self, outputs: int, width: int) -> RegisterCut | StreamCut:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]
@@ -271,7 +281,7 @@ class DenseProduct(Launched):
         return _Plan(streaming_kernel(name) if isinstance(cut, StreamCut) else dense_kernel(name), work)
 
     def _tiled(self, name: str, rows: int, dtype: mx.Dtype, shape: tuple[int, ...], parts: int) -> _Plan:
-        outputs, cut = shape[0], self._tuning.prompts
+        outputs, cut = shape[0], tile_cut(self._tuning.prompts, shape[0], rows)
         template: KernelTemplate = (
             *(("T", dtype), ("SPANS", self._tuning.spans), ("OUT_WARPS", cut.out_warps), ("ROW_WARPS", cut.row_warps)),
             *(("TILES", cut.tiles), ("EIGHTS", cut.eights), ("STAGES", cut.stages), ("HALVES", cut.halves)),

@@ -20,8 +20,8 @@ from typing import Literal
 
 import mlx.core as mx
 
+from ingot.kernels.dense_matmul.kernels import LARGE_TILE, SMALL_TILE, TileCut, tile_cut
 from ingot.kernels.dense_matmul.kernels import SOURCE as DENSE
-from ingot.kernels.dense_matmul.kernels import TileCut
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher, kernel_launcher, required_launcher
@@ -69,9 +69,6 @@ class PackedCut:
         return self.warps * self.tiles * 16 * depth * least
 
 
-TILE_CUT = TileCut(stages=4)
-
-
 @dataclass(frozen=True, slots=True)
 class PackedTuning:
     """For up to eight rows, and for up to sixteen, with the same warps and fetch size."""
@@ -79,7 +76,7 @@ class PackedTuning:
     wide: int = 8192  # outputs from which on `many` is used
     few: tuple[PackedCut, PackedCut] = (PackedCut(8, 1), PackedCut(8, 1))
     many: tuple[PackedCut, PackedCut] = (PackedCut(4, 2), PackedCut(4, 2))
-    prompts: TileCut = TILE_CUT  # for more rows than `FEW_ROWS`
+    prompts: tuple[TileCut, TileCut] = (SMALL_TILE, LARGE_TILE)  # for more rows than `FEW_ROWS`
 
     def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> PackedCut:
         cuts = self.many if outputs >= self.wide else self.few
@@ -365,7 +362,10 @@ class PackedProduct(Launched):
 
     def _tiled(self, name: str, inputs: list[mx.array], rows: int, parts: int) -> mx.array:
         packing, (outputs, groups) = self._packing, inputs[2].shape
-        cut, few = self._tuning.prompts, self._tuning.cut_of(packing.bits, packing.group, outputs, 2)
+        cut, few = (
+            tile_cut(self._tuning.prompts, outputs, rows),
+            self._tuning.cut_of(packing.bits, packing.group, outputs, 2),
+        )
         form, lots = format_template(packing, self._dtype), -(-rows // cut.rows)
         totals = inputs[0]
         if packing.affine:
