@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,3 +127,11 @@ async def test_a_models_events_are_told_at_its_own_endpoint_each_time_that_it_is
     assert topic == b"kv@here@llama"
     await fleet.unload("llama")
     assert await answer(fleet, "llama") == 4, "the endpoint was not free again"
+
+
+def test_products_are_not_rounded_to_tf32_where_answers_must_not_depend_on_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLX_ENABLE_TF32", "1")
+    ModelLoader(Settings(deterministic=True)).close()
+    assert os.environ["MLX_ENABLE_TF32"] == "0"
