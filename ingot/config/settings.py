@@ -356,7 +356,9 @@ class SettingsTable:
         0.3, "the fraction of them to compute unless a request says otherwise", low=0.01, high=1.0
     )
     deterministic: bool = setting(
-        False, "on Linux CPUs, give the same text whatever else is in the batch, at some cost in speed"
+        False,
+        "give the same text whatever else is in the batch, at some cost in speed: on Linux CPUs, and on NVIDIA GPUs "
+        "for models that have kernels for all their layers",
     )
 
     tensor_parallel_size: int = setting(
