@@ -95,6 +95,7 @@ def started(
     change: Callable[[Any], Any] = lambda adapter: adapter,
     disk: Callable[[], DiskBackend] | None = None,
     specprefill: Callable[[], SpecPrefillSetup] | None = None,
+    deterministic: bool = False,
 ) -> Engine:
     """An engine over the model that `make` gives. That, `look`, which is shown the adapter, `change`, which may return
     another one, `disk`, where prefixes are offloaded to, and `specprefill`, which makes who scores long prompts, are
@@ -113,7 +114,7 @@ def started(
         compilation, model = begin_mlx_compilation(current_device(), CompilationNeeds.of(config, None)), make()
         if compilation is not None:
             compilation.wait(lambda: None)
-        adapter = adapt_model(model, config, current_device())
+        adapter = adapt_model(model, config, current_device(), deterministic=deterministic)
         if can_compile_steps(adapter.device):
             rehearse_steps(adapter)
         look(adapter)

@@ -1,4 +1,4 @@
-"""Is ingot correct on this GPU, and does it reach its goals? One command of less than eight minutes.
+"""Is ingot correct on this GPU, and does it reach its goals? One command of about ten minutes.
 
 python -m bench.gpu                         everything; a table of figures, goals and ratios to mlx-lm's
 python -m bench.gpu --only checks,attention
@@ -41,6 +41,7 @@ class Section:
 SECTIONS = {
     # Products of float32 in full: in fewer bits, which is what mlx does by default, rounding depends on the batch.
     "checks": Section("checks:checks", 100, (("MLX_ENABLE_TF32", "0"),)),
+    "deterministic": Section("deterministic:deterministic", 160, (("MLX_ENABLE_TF32", "0"),)),
     "attention": Section("kernels:attention", 40),
     "delta": Section("kernels:delta", 25),
     "recurrent": Section("kernels:recurrent", 20),

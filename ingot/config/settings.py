@@ -372,8 +372,9 @@ class SettingsTable:
     )
     deterministic: bool = setting(
         False,
-        "on Linux CPUs with AMX, give the same text whatever else is in the batch, at some cost in speed; accepted "
-        "without effect on other CPUs, which always do",
+        "give the same text whatever else is in the batch, at some cost in speed: on Linux CPUs with AMX, and on "
+        "NVIDIA GPUs for models that have kernels for all their layers; accepted without effect on other CPUs, which "
+        "always do",
     )
 
     tensor_parallel_size: int = setting(

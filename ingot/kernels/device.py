@@ -49,6 +49,12 @@ def current_device() -> Device:
     return Device(rules, f"{actual.name}, acting as {rules}", actual.memory)
 
 
+def multiply_in_full() -> None:
+    """Have MLX multiply float32 numbers on NVIDIA GPUs as they are, not rounded to TF32, which depends on the batch.
+    Only before anything was multiplied: MLX asks once."""
+    os.environ["MLX_ENABLE_TF32"] = "0"
+
+
 def acting_as() -> DeviceKind | None:
     """The kind of GPU that this process acts as, though it runs on a CPU: batching, KV state, pipelining, dtypes and
     plain mlx operations are chosen as they would be there."""

@@ -52,7 +52,7 @@ from ingot.models.forward import (
     run_forward,
 )
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
-from ingot.models.layers.gpu_linear import reserve_scratch
+from ingot.models.layers.gpu_linear import multiply_every_row, reserve_scratch
 from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
@@ -69,7 +69,7 @@ from ingot.models.lora.loras import LoadedLoras
 from ingot.models.parallelism import ModelSharding, shard_model
 from ingot.models.precision import main_dtype, rounds_activations, settle_precision
 from ingot.models.probe import Probe, ProbeFindings, ProbeVariants
-from ingot.models.report import footprint_of, model_notes
+from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.observe.steps import report_step
@@ -110,6 +110,7 @@ class ModelAdapter:
     live: PairCodec | None = None  # the codec of running sequences' keys and values before their tails, if any
     tower: VisionTower | None = None
     deepstack: DeepStack | None = None  # the layers behind which features of the tower are added
+    deterministic: bool = False  # a token's bits are to depend on its row alone, where kernels can
     loras: LoadedLoras = field(kw_only=True)
     lossy: tuple[str, ...] = ()  # what was asked for that changes its answers
     head: Any = None  # its draft head, where it was loaded with one (`models/draft_heads`)
@@ -142,6 +143,19 @@ class ModelAdapter:
         """The most tokens of a step that is one graph: a larger step takes far longer. Infinite without graphs."""
         stack = _captured_graphs(self.model)
         return inf if stack is None else stack.most_tokens
+
+    @property
+    def irreproducible(self) -> str | None:
+        """Which part of it may give a token other bits among other tokens, on a GPU; None where none does."""
+        if self.device.kind == "cpu":
+            return None
+        if not self.deterministic:
+            return "its prompts, without --deterministic"
+        if not self.mixed:
+            return "sequences, which this family's code computes one after another"
+        if self.live is not None:
+            return "keys and values, which are coded once there are more of them"
+        return irreproducible_part(self.model)
 
     @property
     def is_whole(self) -> bool:
@@ -264,13 +278,14 @@ def load_model_adapter(
     with_vision: bool = False,
     sharing: ModelSharding | None = None,
     experts: int | None = None,
+    deterministic: bool = False,
 ) -> ModelAdapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
     `apart`: no layers become one operation, so that hidden states between them can be captured. `with_vision`: its
     vision tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all
     ranks have to do the same at once. `experts`: how many a token has, if fewer than the model says; ConfigError
-    where that cannot be.
+    where that cannot be. `deterministic`: on GPUs a token's bits depend on its row alone, where kernels can.
     """
     try:
         stated = load_config(folder)
@@ -298,7 +313,17 @@ def load_model_adapter(
     if compilation is not None:
         compilation.wait(pause)
     exact = dtype is not None
-    adapted = adapt_model(model, config, device, widest=widest, notes=notes, exact=exact, apart=apart, tower=tower)
+    adapted = adapt_model(
+        model,
+        config,
+        device,
+        widest=widest,
+        notes=notes,
+        exact=exact,
+        apart=apart,
+        tower=tower,
+        deterministic=deterministic,
+    )
     adapted = replace(adapted, lossy=lossy)
     if sharing is not None:
         return replace(adapted, steps=None)
@@ -337,11 +362,12 @@ def adapt_model(
     exact: bool = False,
     apart: bool = False,
     tower: VisionTower | None = None,
+    deterministic: bool = False,
 ) -> ModelAdapter:
     """Swap the modules of a model that is in memory, probe it, and describe it.
 
     `exact`: keys and values are stored in the format that they are computed in, also where kernels support a smaller
-    one. `apart`: see `load_model_adapter`. Raises ModelError if it cannot be run here.
+    one. `apart`, `deterministic`: see `load_model_adapter`. Raises ModelError if it cannot be run here.
     """
     family_name = str(config.get("model_type", "unknown"))
     family, rounded = registry.family_of_type(family_name), rounds_activations(model)
@@ -362,7 +388,11 @@ def adapt_model(
         swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
-    if kernels is not None:
+    stack = decode_graphs_of(model)
+    if stack is not None and deterministic:
+        stack.lost_bits = multiply_every_row(model)
+        stack.computes_prompts = stack.lost_bits is None
+    if kernels is not None and (stack is None or not stack.computes_prompts):
         reserve_scratch(model, kernels.packed)
     selection = select_at_lm_head(model)
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
@@ -390,7 +420,7 @@ def adapt_model(
     growth = growth_of_own_caches(model, selection) if has_own_caches(found.rows) else None
     compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
     compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
-    return ModelAdapter(
+    adapted = ModelAdapter(
         model,
         config,
         device,
@@ -409,8 +439,12 @@ def adapt_model(
         CompiledSteps(model, with_recurrent=device.kind == "metal") if compiles else None,
         tower=tower,
         deepstack=deepstack,
+        deterministic=deterministic,
         loras=LoadedLoras(model, device, main_dtype(model)),
     )
+    if not deterministic or adapted.irreproducible is None:
+        return adapted
+    return replace(adapted, notes=(*adapted.notes, f"--deterministic does not hold for {adapted.irreproducible}"))
 
 
 def _captured_graphs(model: Any) -> DecodeGraphs | None:

@@ -22,8 +22,14 @@ from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.files.model_config import older_config_names
 from ingot.models.layers.attention import QUERY_TILE
 from ingot.models.layers.attention_setup import gathers_pages
-from ingot.models.layers.decode_graph import DecodeGraphs
-from ingot.models.layers.lm_head import LogitsSelection
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
+from ingot.models.layers.gpu_linear import (
+    DenseKernelEmbedding,
+    DenseKernelLinear,
+    QuantizedKernelEmbedding,
+    QuantizedKernelLinear,
+)
+from ingot.models.layers.lm_head import LogitsSelection, lm_head_of
 from ingot.models.layers.swapping import is_tiled, unknown_mixers
 from ingot.models.probe import ProbeFindings
 from ingot.upstream import load_config, load_model
@@ -107,6 +113,20 @@ def model_notes(
     elif not found.mixed and found.ragged:
         notes.append(f"prompts and answers are computed one after another: this family's code cannot mix them{why}")
     return notes
+
+
+def irreproducible_part(model: Any) -> str | None:
+    """Which part of a model may give a token other bits among other tokens, though its prompts are to be graphs; None
+    where none does."""
+    stack, head = decode_graphs_of(model), lm_head_of(model)
+    if stack is None:
+        return why_uncovered(model) or "its layers, which are computed one by one"
+    if stack.lost_bits is not None:
+        return stack.lost_bits
+    if not stack.covers_prompts:
+        return f"its layers, as graphs {stack.refusal}" if stack.refusal else stack.lacking
+    kinds = (DenseKernelLinear, DenseKernelEmbedding, QuantizedKernelLinear, QuantizedKernelEmbedding)
+    return None if isinstance(head, kinds) else "its output head"
 
 
 def mlx_lm_attention_notes(model: nn.Module) -> list[str]:

@@ -223,8 +223,9 @@ def _arithmetic_facts(settings: Settings, adapter: ModelAdapter, codec: PairCode
     here, exact = adapter.device.kind, settings.deterministic
     sets = native.arithmetic(deterministic=exact) if here == "cpu" else f"{here}, deterministic {exact}"
     live = "raw" if adapter.live is None else adapter.live.described
-    if here != "cpu":
-        varies = "device"
+    if here != "cpu":  # images are not computed by the same kernels
+        held = exact and adapter.irreproducible is None and adapter.tower is None
+        varies = "" if held else "device"
     elif not native.available():
         varies = "kernels"
     else:
@@ -340,6 +341,7 @@ def _load_plain_model(
             apart=apart,
             with_vision=with_vision,
             experts=settings.moe_top_k,
+            deterministic=settings.deterministic,
         ),
         choice,
     )

@@ -62,6 +62,8 @@ class ModelLoader:
         self._settings, self._entries = settings, entries
         self._found: dict[str, FoundModel] = {}
         self._stated: dict[str, StatedFacts] = {}
+        if settings.deterministic:
+            device.multiply_in_full()
         self.loop = engine_loop()
         self.loop.start()
         self._device = self.loop.run(device.current_device)

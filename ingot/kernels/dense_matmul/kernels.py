@@ -1,4 +1,4 @@
-"""Products of few rows with 16-bit weights for NVIDIA GPUs, at memory bandwidth.
+"""Products with 16-bit weights for NVIDIA GPUs: of few rows at memory bandwidth, and of many in the same bits.
 
 Tuning affects speed, never results: only `spans` determines the order in which a product is summed, whatever its
 outputs and rows; nothing else changes any bits.
@@ -65,6 +65,53 @@ class StreamCut:
 
 
 @dataclass(frozen=True, slots=True)
+class TileCut:
+    """For prompts: groups of threads multiply tiles of weights and activations, both in shared memory."""
+
+    out_warps: int = 2  # warps beside each other, with other outputs
+    row_warps: int = 4  # and with other rows
+    tiles: int = 4  # of sixteen outputs of a warp
+    eights: int = 4  # eights of rows of a warp
+    stages: int = 3  # in shared memory, all but one of which are being copied: as many as any device has room for
+
+    halves: int = 2  # of 64 columns in a stage
+
+    def __str__(self) -> str:
+        return f"tiles of {self.outputs}x{self.rows}, {self.stages} stages"
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a group of threads."""
+        return self.out_warps * self.tiles * 16
+
+    @property
+    def rows(self) -> int:
+        return self.row_warps * self.eights * 8
+
+    @property
+    def warps(self) -> int:
+        return self.out_warps * self.row_warps
+
+    @property
+    def lent(self) -> int:
+        """Bytes of shared memory."""
+        return self.stages * (self.outputs + self.rows) * self.halves * LINE
+
+
+ENOUGH_GROUPS = 96
+"""Of threads, for a GPU to be busy."""
+
+
+def tile_cut(cuts: tuple[TileCut, TileCut], outputs: int, rows: int) -> TileCut:
+    """The larger one, where there are enough groups of threads."""
+    small, large = cuts
+    return large if -(-outputs // large.outputs) * -(-rows // large.rows) >= ENOUGH_GROUPS else small
+
+
+SMALL_TILE, LARGE_TILE = TileCut(2, 2, 2, 4, 4), TileCut()
+
+
+@dataclass(frozen=True, slots=True)
 class DenseTuning:
     """A cut for each of the widths: where outputs are fewer than `wide`, and elsewhere."""
 
@@ -72,6 +119,7 @@ class DenseTuning:
     wide: int = 8192
     few: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(4, 2, 4, split=8))
     many: tuple[RegisterCut | StreamCut, ...] = (RegisterCut(8, 1, 2), RegisterCut(8, 1, 2), StreamCut(8, 1, 4))
+    prompts: tuple[TileCut, TileCut] = (SMALL_TILE, LARGE_TILE)  # for more rows than the largest width
 
     def cut_of(self, outputs: int, width: int) -> RegisterCut | StreamCut:
         return (self.many if outputs >= self.wide else self.few)[WIDTHS.index(width)]
@@ -86,7 +134,7 @@ TUNING_CHOICES = (DENSE_TUNING, DenseTuning(few=_IN_REGISTERS, many=_IN_REGISTER
 SOURCE = Path(__file__).parent / "source"
 DTYPES = (mx.float16, mx.bfloat16)
 MOST_ROWS = 32
-"""For more, MLX's own products are faster."""
+"""For more, MLX's own products are faster, in other bits."""
 CHUNK = 8
 """Columns are read in chunks of so many."""
 ENDS = {
@@ -114,6 +162,19 @@ def streaming_kernel(name: str) -> Kernel:
     """The same for more rows."""
     inputs, body = ("given", "weight", *ENDS[name]), read_source(SOURCE / "stream.h")
     return Kernel("dense", f"stream_{name}", inputs, ("y",), _header(name), body, True)
+
+
+@cache
+def tile_kernel(name: str) -> Kernel:
+    """The same for prompts."""
+    inputs, body = ("given", "weight", *ENDS[name], "arranged"), read_source(SOURCE / "tile.h")
+    return Kernel("dense", f"tile_{name}", inputs, ("y",), _header(name), body, True)
+
+
+@cache
+def arranging_kernel() -> Kernel:
+    """Puts activations into the order in which tiles are multiplied."""
+    return Kernel("dense", "arrange", ("given",), ("arranged",), "", read_source(SOURCE / "arrange.h"), True)
 
 
 @cache
@@ -156,8 +217,8 @@ class DenseWeights(NamedTuple):
 
 
 class DenseProduct(Launched):
-    """Multiplies up to 32 rows x [rows, columns] by contiguous weight [outputs, columns], all of one dtype. The bits of
-    a row depend only on it and the weights."""
+    """Multiplies rows x [rows, columns] by contiguous weight [outputs, columns], all of one dtype. The bits of a row
+    depend only on it and the weights."""
 
     def __init__(self, run: Launcher, tuning: DenseTuning = DENSE_TUNING) -> None:
         self._run, self._tuning = run, tuning
@@ -193,6 +254,8 @@ class DenseProduct(Launched):
         plan = self._plans.get((name, rows, dtype, shape))
         if plan is None:  # once for each shape: planning is most of a launch's Python time
             plan = self._plans[name, rows, dtype, shape] = self._plan(name, rows, dtype, shape, parts)
+        if plan.arranging is not None:
+            inputs = [*inputs, *self._run(arranging_kernel(), inputs[:1], plan.arranging)]
         if plan.joining is None:
             return self._run(plan.kernel, inputs, plan.work)[0]
         sums = self._run(plan.kernel, inputs[:2], plan.work)
@@ -200,6 +263,8 @@ class DenseProduct(Launched):
 
     def _plan(self, name: str, rows: int, dtype: mx.Dtype, shape: tuple[int, ...], parts: int) -> _Plan:
         outputs, columns = shape
+        if rows > MOST_ROWS:
+            return self._tiled(name, rows, dtype, shape, parts)
         width = next(width for width in WIDTHS if rows <= width)
         cut, y = self._tuning.cut_of(outputs, width), OutputSpec((rows, outputs // parts), dtype)
         work = LaunchConfig(
@@ -215,13 +280,33 @@ class DenseProduct(Launched):
             return _Plan(streaming_kernel("multiply_parted"), work._replace(outputs=(sums,)), joining)
         return _Plan(streaming_kernel(name) if isinstance(cut, StreamCut) else dense_kernel(name), work)
 
+    def _tiled(self, name: str, rows: int, dtype: mx.Dtype, shape: tuple[int, ...], parts: int) -> _Plan:
+        outputs, cut = shape[0], tile_cut(self._tuning.prompts, shape[0], rows)
+        template: KernelTemplate = (
+            *(("T", dtype), ("SPANS", self._tuning.spans), ("OUT_WARPS", cut.out_warps), ("ROW_WARPS", cut.row_warps)),
+            *(("TILES", cut.tiles), ("EIGHTS", cut.eights), ("STAGES", cut.stages), ("HALVES", cut.halves)),
+        )
+        groups = (-(-outputs // cut.outputs) * -(-rows // cut.rows), 1, 1)
+        y = OutputSpec((rows, outputs // parts), dtype)
+        width, halves = -(-rows // cut.rows) * cut.rows, -(-shape[1] // 32)
+        arranging = LaunchConfig(
+            (("WIDTH", width), ("WARPS", JOINING)),
+            (-(-width * halves // (16 * JOINING)), 1, 1),
+            JOINING * 32,
+            (OutputSpec((width, halves * 32), dtype),),
+        )
+        work = LaunchConfig(template, groups, cut.warps * 32, (y,), cut.lent)
+        return _Plan(tile_kernel(name), work, arranging=arranging)
+
 
 class _Plan(NamedTuple):
-    """The launches of a product: one, or one for split-K sums and one that adds them up."""
+    """The launches of a product: one, or one for split-K sums and one that adds them up, or one that arranges
+    activations and one for tiles."""
 
     kernel: Kernel
     work: LaunchConfig
     joining: tuple[Kernel, LaunchConfig] | None = None
+    arranging: LaunchConfig | None = None
 
 
 def _joining(split: int, y: OutputSpec) -> LaunchConfig:

@@ -204,7 +204,21 @@ class GroupedExperts(Launched):
 
     def sorted_rows(self, x: mx.array, chosen: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """x with its columns arranged, the pairs by expert, and where each expert's begin."""
-        experts, pairs = self.gate.experts, mx.contiguous(chosen).reshape(-1)
+        return self._sorted(mx.contiguous(x), mx.contiguous(chosen).reshape(-1))
+
+    def launched(self, x: mx.array, pairs: mx.array) -> mx.array:
+        """The same as a call's for contiguous inputs, and experts one token's behind another's: products [pairs,
+        outputs]. Only for activations that the kernels know."""
+        arranged, order, offsets = self._sorted(x, pairs)
+        return self._multiplied("down", self.activated(arranged, order, offsets), [self.down], order, offsets)
+
+    @property
+    def is_launched_alone(self) -> bool:
+        """Whether nothing but kernels is launched."""
+        return isinstance(self._activation, str)
+
+    def _sorted(self, x: mx.array, pairs: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        experts = self.gate.experts
         groups = experts + -(-x.size // (8 * _SORT_THREADS))
         template = (("T", self.dtype), ("EXPERTS", experts), ("THREADS", _SORT_THREADS))
         outputs = (
@@ -213,7 +227,7 @@ class GroupedExperts(Launched):
             OutputSpec(x.shape, self.dtype),
         )
         work = LaunchConfig(template, (groups, 1, 1), _SORT_THREADS, outputs)
-        order, offsets, arranged = self._run(_sort_kernel(), [pairs, mx.contiguous(x)], work)
+        order, offsets, arranged = self._run(_sort_kernel(), [pairs, x], work)
         return arranged, order, offsets
 
     def activated(self, arranged: mx.array, order: mx.array, offsets: mx.array) -> mx.array:

@@ -4,7 +4,8 @@ Few rows are multiplied at memory bandwidth. Tuning affects speed, never results
 that are fetched at once determine the order in which a product is summed, so they depend only on the weights; the
 outputs of a group of threads and the prefetch depth change no bits.
 
-For many rows, one layer's weights at a time are unpacked, and MLX multiplies by these. MLX would unpack them too, but
+Where many rows are to have the bits that few have, they are multiplied in tiles, whose sums have the same order.
+Elsewhere, one layer's weights at a time are unpacked, and MLX multiplies by these. MLX would unpack them too, but
 into new memory for each layer, all of which is held until the device has finished: as much as the whole model unpacked.
 Here all layers use the same memory in turn.
 """
@@ -19,6 +20,7 @@ from typing import Literal
 
 import mlx.core as mx
 
+from ingot.kernels.dense_matmul.kernels import LARGE_TILE, SMALL_TILE, TileCut, tile_cut
 from ingot.kernels.dense_matmul.kernels import SOURCE as DENSE
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
@@ -74,6 +76,7 @@ class PackedTuning:
     wide: int = 8192  # outputs from which on `many` is used
     few: tuple[PackedCut, PackedCut] = (PackedCut(8, 1), PackedCut(8, 1))
     many: tuple[PackedCut, PackedCut] = (PackedCut(4, 2), PackedCut(4, 2))
+    prompts: tuple[TileCut, TileCut] = (SMALL_TILE, LARGE_TILE)  # for more rows than `FEW_ROWS`
 
     def cut_of(self, bits: int, group: int, outputs: int, eights: int) -> PackedCut:
         cuts = self.many if outputs >= self.wide else self.few
@@ -96,6 +99,9 @@ PACKED_TUNING = PackedTuning()
 
 
 SOURCE = Path(__file__).parent / "source"
+FEW_ROWS = 64
+"""Rows up to which weights are multiplied by warps that share the columns."""
+_TOTALS_WARPS = 8
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -135,6 +141,23 @@ def packed_kernel(name: str) -> Kernel:
         header += read_source(SOURCE / "curve.h")
     inputs = ("given", "weight", "scales", "biases", *PRODUCT_FORMS[name])
     return Kernel("packed", name, inputs, ("y",), header, read_source(SOURCE / "multiply.h"), True)
+
+
+@cache
+def tile_kernel(name: str) -> Kernel:
+    """The same for many rows."""
+    defines = _FORM_DEFINES.get(name, ())
+    header = "".join(f"#define {each}\n" for each in defines) + read_source(SOURCE / "lots.h")
+    if "GATED" in defines:
+        header += read_source(SOURCE / "exponential.h") + read_source(DENSE / "gate.h")
+    inputs = ("given", "weight", "scales", "biases", *PRODUCT_FORMS[name], "totals")
+    return Kernel("packed", f"tile_{name}", inputs, ("y",), header, read_source(SOURCE / "tile.h"), True)
+
+
+@cache
+def totals_kernel() -> Kernel:
+    header, body = read_source(SOURCE / "lots.h"), read_source(SOURCE / "totals.h")
+    return Kernel("packed", "totals", ("given",), ("totals",), header, body, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +345,8 @@ class PackedProduct(Launched):
     def _launched(
         self, name: str, inputs: list[mx.array], rows: int, parts: int = 1, template: KernelTemplate = ()
     ) -> mx.array:
+        if rows > FEW_ROWS and self._tiles(name):
+            return self._tiled(name, inputs, rows, parts)
         *_, outputs, groups = inputs[2].shape
         work = self._works.get((name, rows, outputs, groups, template))
         if work is None:  # once a shape: choosing is most of Python's part of a launch
@@ -331,12 +356,49 @@ class PackedProduct(Launched):
         [y] = self._run(packed_kernel(name), inputs, work)
         return y
 
+    def _tiles(self, name: str) -> bool:
+        """Whether there are kernels for many rows."""
+        return self._packing.held == self._packing.group and self._dtype.size == 2 and "gather" not in name
+
+    def _tiled(self, name: str, inputs: list[mx.array], rows: int, parts: int) -> mx.array:
+        packing, (outputs, groups) = self._packing, inputs[2].shape
+        cut, few = (
+            tile_cut(self._tuning.prompts, outputs, rows),
+            self._tuning.cut_of(packing.bits, packing.group, outputs, 2),
+        )
+        form, lots = format_template(packing, self._dtype), -(-rows // cut.rows)
+        totals = inputs[0]
+        if packing.affine:
+            width = lots * cut.rows
+            work = LaunchConfig(
+                (*form, ("WIDTH", width), ("WARPS", _TOTALS_WARPS)),
+                (-(-groups * width // (8 * _TOTALS_WARPS)), 1, 1),
+                _TOTALS_WARPS * 32,
+                (OutputSpec((groups, width), mx.float32),),
+            )
+            [totals] = self._run(totals_kernel(), inputs[:1], work)
+        line = packing.group * packing.bits // 8
+        stage = cut.outputs * (line + 8) + cut.rows * (2 * packing.group + 4)
+        template: KernelTemplate = (
+            *(*form, ("SPAN_WARPS", few.warps), ("SPAN_DEPTH", few.depth_of(packing.bits, packing.group))),
+            *(("OUT_WARPS", cut.out_warps), ("ROW_WARPS", cut.row_warps), ("TILES", cut.tiles)),
+            *(("EIGHTS", cut.eights), ("STAGES", cut.stages), ("PIECES", line % _PIECE == 0)),
+        )
+        work = LaunchConfig(
+            template,
+            (lots * -(-outputs // cut.outputs), 1, 1),
+            cut.warps * 32,
+            (OutputSpec((rows, outputs // parts), self._dtype),),
+            cut.stages * stage,
+        )
+        return self._run(tile_kernel(name), [*inputs, totals], work)[0]
+
     def _work(self, name: str, rows: int, outputs: int, groups: int, parts: int) -> LaunchConfig:
         defines = _FORM_DEFINES.get(name, ())
         lines = outputs * 2 if {"GATED", "GATHERED"} <= {*defines} else outputs
-        eights = 1 if rows <= 8 or "GATHERED" in defines else 2
+        eights = 1 if rows <= 8 or "GATHERED" in defines else 2 if rows <= FEW_ROWS else 4
         lots = rows if "GATHERED" in defines else -(-rows // (eights * 8))
-        cut = self._tuning.cut_of(self._packing.bits, self._packing.held, lines, eights)
+        cut = self._tuning.cut_of(self._packing.bits, self._packing.held, lines, min(eights, 2))
         return LaunchConfig(
             self._template(groups, eights, cut),
             (lots * -(-lines // (cut.tiles * 16)), 1, 1),

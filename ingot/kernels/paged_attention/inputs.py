@@ -223,6 +223,8 @@ WIDTHS = (1, 2, 4, 8, MOST_QUERIES)
 """Queries of a row for which there are kernels, at most."""
 ROOM_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 """Padded numbers of rows, or of tokens, so that launches have few shapes."""
+PROMPT_ROOMS = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""The same of prompts, where decode graphs compute them."""
 
 
 def token_slots(slots: Sequence[tuple[int, int]]) -> mx.array:
@@ -239,7 +241,7 @@ def page_copies(copies: Sequence[tuple[int, int, int]]) -> mx.array:
 
 def padded_count(count: int) -> int:
     """So many rows, or tokens, with padding."""
-    return next((room for room in ROOM_SIZES if count <= room), count)
+    return next((room for room in (*ROOM_SIZES, *PROMPT_ROOMS) if count <= room), count)
 
 
 def _doubling_room(count: int) -> int:

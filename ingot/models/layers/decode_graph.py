@@ -4,8 +4,8 @@ launches instead of hundreds. Parts that have no kernels are computed by their o
 Every layer is swapped for a module that passes its input on and notes its mask and its state; the last one runs all of
 them. Lengths, block tables, positions and the addresses of pages are data; the numbers of rows and tokens are rounded
 up to a few sizes, so that most steps find their graphs captured. `graph_layers` says which parts have kernels; prompts
-are run by the layers' own modules. Graphs are compared with those before they are used. Only the engine thread may call
-any of it.
+are run by the layers' own modules, or, where a token's bits are to depend on its row alone, by graphs in lots
+(`token_lots`). Graphs are compared with those modules before they are used. Only the engine thread may call any of it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ingot.kernels.paged_attention.inputs import (
     WIDTHS,
     KernelRows,
     RowBounds,
+    padded_count,
     token_slots,
 )
 from ingot.kernels.recurrent.kernels import RecurrentSpans
@@ -69,6 +70,7 @@ from ingot.models.layers.mlp import all_fixed_experts
 from ingot.models.layers.modules import extend, own_class
 from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
+from ingot.models.layers.token_lots import lot_step, lot_tokens, token_lots
 
 log = logging.getLogger("ingot.models")
 MOST_GRAPHS = 128
@@ -111,6 +113,8 @@ class DecodeGraphs:
     def __init__(self, layers: Sequence[nn.Module], parts: GraphLayers, stage: ReplayStage) -> None:
         self.layers, self._parts, self._stage = layers, parts, stage
         self.most_tokens = parts.most_tokens
+        self.computes_prompts = False
+        """Whether passes of any number of tokens are graphs, if their kernels cover all layers."""
         self.loras = LoraGraphs(parts.products, stage)
         # By the ids of kernels, by what a step's graphs depend on, and by the number of a graph among these.
         self._replays: OrderedDict[tuple[object, GraphKey, int], tuple[GraphReplay, object]] = OrderedDict()
@@ -128,6 +132,8 @@ class DecodeGraphs:
         self.layer_inputs: mx.array | None = None
         """What the layers of the open pass are given [1, tokens, layers, size], where they are given something."""
         self._trials = 0
+        self.lost_bits: str | None = None
+        """What keeps graphs from computing prompts, where they were to."""
         self.graph_count = 0
         """Graphs captured so far."""
         self.refusal: str | None = None
@@ -145,6 +151,16 @@ class DecodeGraphs:
             )
         return self._stage.slower
 
+    @property
+    def lacking(self) -> str | None:
+        """Which part is computed by its own module, if one is."""
+        return self._parts.lacking
+
+    @property
+    def covers_prompts(self) -> bool:
+        """Whether passes of any number of tokens are graphs."""
+        return self.computes_prompts and self.refusal is None and self._parts.lacking is None
+
     def follows(self, number: int) -> bool:
         """Whether all layers before this one were called in the open pass."""
         return number in (0, len(self._opened))
@@ -161,12 +177,12 @@ class DecodeGraphs:
 
     def __call__(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
         states = [call.state for call in calls]
-        step = None if self.refusal is not None else self._step(x, calls, states)
-        if step is None:
+        steps = [] if self.refusal is not None else self._steps(x, calls, states)
+        if not steps:
             return self._run_layers(x, calls)
-        if self._trials < GRAPH_TRIALS or step.lora_version not in (0, self.loras.compared_version):
-            return self._run_and_compare(x, calls, states, step)
-        return self._replay(x, calls, step)
+        if self._trials < GRAPH_TRIALS or steps[0].lora_version not in (0, self.loras.compared_version):
+            return self._run_and_compare(x, calls, states, steps)
+        return self._replay_steps(x, calls, steps)
 
     def _run_layers(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
         for number in range(len(self.layers)):
@@ -179,14 +195,17 @@ class DecodeGraphs:
         return first
 
     def _run_and_compare(
-        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: GraphStep
+        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], steps: Sequence[GraphStep]
     ) -> mx.array:
-        """The result of the layers' own modules. Before, the graph writes nearly the same KV to the same slots."""
+        """The result of the layers' own modules, unless graphs compute prompts, too. Before, the graph writes nearly
+        the same KV to the same slots."""
+        step = steps[0]
         try:
-            reason = self._difference_from_layers(x, calls, states, step)
+            reason = self._difference_from_layers(x, calls, states, steps)
             if reason is not None and self._parts.has_experts:  # routers may waver between them
                 with all_fixed_experts(self.layers):
-                    reason = self._difference_from_layers(x, calls, states, replace(step, has_fixed_experts=True))
+                    fixed = [replace(each, has_fixed_experts=True) for each in steps]
+                    reason = self._difference_from_layers(x, calls, states, fixed)
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
         if reason is not None:
@@ -195,15 +214,17 @@ class DecodeGraphs:
             self.loras.compared_version = step.lora_version
         else:
             self._trials += 1
+        if self.computes_prompts and reason is None:
+            return self._replay_steps(x, calls, steps)
         return self._run_layers(x, calls)
 
     def _difference_from_layers(
-        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], step: GraphStep
+        self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any], steps: Sequence[GraphStep]
     ) -> str | None:
         """How a graph's results, and the states that it leaves, differ from those of the layers' own modules."""
         nudged = nudged_states(x, float(mx.finfo(x.dtype).eps))
         moved = self._run_on_copies(states, lambda: self._run_layers(nudged, calls))
-        found = self._run_on_copies(states, lambda: self._replay(x, calls, step))
+        found = self._run_on_copies(states, lambda: self._replay_steps(x, calls, steps))
         right = self._run_on_copies(states, lambda: self._run_layers(x, calls))
         return first_wrong(_difference(*each) for each in zip(right, found, moved, strict=True))
 
@@ -235,32 +256,38 @@ class DecodeGraphs:
         what = "adapters" if step.lora_version else "layers"
         log.warning("%s are not run as graphs, which is slower: %s", what, reason)
 
-    def _step(self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any]) -> GraphStep | None:
-        """None where the graph does not cover the open forward batch."""
+    def _steps(self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any]) -> list[GraphStep]:
+        """One, or those of its lots; none where graphs do not cover the open forward batch."""
         if not self.loras.covers(x.dtype):
-            return None
+            return []
         masks = [call.mask for call in calls]
         first = states[next(iter(self._attention))]
         mixed = first.whole if isinstance(first, AppendState) else None
         if (
             mixed is None
-            or mixed.tokens > self.most_tokens
             or mixed.bidirectional
             or mixed.has_stated_positions
             or mixed.positions.ndim != 1
-            or any(part.width > MOST_QUERIES for part in mixed.parts)
             or not all(isinstance(states[number], AppendState) for number in self._attention)
             or not all(isinstance(masks[number], BatchMasks | None) for number in self._attention)
             or not all(isinstance(states[n], RecurrentState) and masks[n] is None for n in self._recurrent)
         ):
-            return None
+            return []
+        is_large = mixed.tokens > self.most_tokens or any(part.width > MOST_QUERIES for part in mixed.parts)
+        if is_large and not self.covers_prompts:
+            return []
         windows = tuple(
             states[number].window if masks[number] is None else masks[number].window for number in self._attention
         )
         context = self._context
         if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, x.dtype):
             context = self._context = self._find_context(states, windows, x.dtype)
-        return None if context is None else self._step_of(mixed, calls, states, context)
+        step = None if context is None else self._step_of(mixed, calls, states, context)
+        if step is None or not is_large:
+            return [] if step is None else [step]
+        groups, with_recurrent = [states[numbers[0]] for numbers in step.context.groups], bool(self._recurrent)
+        lots = token_lots(mixed, lot_tokens(step.context, mixed))
+        return [lot_step(step, lot, mixed, groups, with_recurrent=with_recurrent) for lot in lots]
 
     def _find_context(
         self, states: Sequence[Any], windows: tuple[int | None, ...], dtype: mx.Dtype
@@ -308,12 +335,22 @@ class DecodeGraphs:
             number, argument = self._token_scale
             angles.append(calls[number].given[argument].reshape(mixed.tokens, 1).astype(mx.float32))
         spans = recurrent_spans(mixed).spans if self._recurrent else None
+        bounds = (padded_count(len(rows[0].spans)), rows[0].most) if self._recurrent else (0, 0)
         loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
         if self._parts.takes_layer_inputs:
             assert self.layer_inputs is not None
             layer_inputs = mx.contiguous(self.layer_inputs.reshape(mixed.tokens, -1).astype(context.dtype))
         version, fixed = self.loras.version, self._parts.has_fixed_experts
-        return GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, loras, version, fixed)
+        return GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, bounds, loras, version, fixed)
+
+    def _replay_steps(self, x: mx.array, calls: Sequence[LayerCall], steps: Sequence[GraphStep]) -> mx.array:
+        if len(steps) == 1:
+            return self._replay(x, calls, steps[0])
+        flat, found = x.reshape(-1, x.shape[-1]), list[mx.array]()
+        for each in steps:
+            found.append(self._replay(flat[each.begin : each.begin + each.tokens], calls, each))
+            mx.async_eval(found[-1])  # the next graph's memory is the same
+        return mx.concatenate(found).reshape(x.shape)
 
     def _replay(self, x: mx.array, calls: Sequence[LayerCall], step: GraphStep) -> mx.array:
         key, context, shape = step.key, step.context, x.shape
@@ -416,7 +453,7 @@ class DecodeGraphs:
         residuals = run.residuals
         for (layer, part), residual in zip(run.parts, residuals[:-1], strict=True):
             states, normed = residual(capture, states, added)
-            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts)
+            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts)
             added = part.capture(capture, normed, given)
         capture.result, _ = residuals[-1](capture, states, added)
         return capture
@@ -434,7 +471,8 @@ class DecodeGraphs:
             rows.append(capture.give(KernelRows.of([[0]] * count, [1] * count).rows.shape, mx.int32))
         inputs: dict[int, MixerInputs] = {}
         if self._recurrent:
-            spans = RecurrentSpans.of([(0, key.rows[0].most, 0, 0)] * key.rows[0].rows)
+            rows_of, most = key.span_bounds
+            spans = RecurrentSpans.of([(0, most, 0, 0)] * rows_of)
             spans = replace(spans, spans=capture.give(spans.spans.shape, mx.int32))
             inputs |= {
                 number: RecurrentInputs(spans, buffer)

@@ -128,6 +128,8 @@ class _QuantizedKernel(nn.Module):
     _product: PackedProduct
     _packed: PackedWeights
     _kernels: CheckedPacked
+    _every_row = False
+    """Whether many rows, too, are multiplied so that their bits do not depend on how many there are."""
 
     def _multiply(self, x: mx.array) -> mx.array | None:
         """None for what MLX multiplies as fast, and for activations in another format than was expected."""
@@ -135,7 +137,7 @@ class _QuantizedKernel(nn.Module):
         if x.dtype != weights.dtype:
             return None
         rows = x.reshape(-1, weights.columns)
-        if rows.shape[0] <= FEW_ROWS:
+        if rows.shape[0] <= FEW_ROWS or self._every_row:
             y = self._product(rows, weights)
         elif scratch is not None and scratch.covers(weights):
             y = scratch.multiply(rows, weights)
@@ -210,13 +212,44 @@ def _quantized_kernel_layer(module: Any, kernels: CheckedPacked, main: mx.Dtype)
     return layer
 
 
+def multiply_every_row(model: nn.Module) -> str | None:
+    """From now on layers that were swapped multiply many rows, too, by kernels, so that a row keeps its bits. Returns
+    which layers do not keep them on this device; None where all do. One of each kind is tried."""
+    tried = dict[object, str | None]()
+    for layer in (*(product.linear for product in joined_linears_of(model)), *model.modules()):
+        if isinstance(layer, _QuantizedKernel | _DenseKernel):
+            layer._every_row = True
+            kind = type(layer), layer.weight.shape, layer.weight.dtype, "bias" in layer
+            if kind not in tried:
+                tried[kind] = _lost_bits(layer)
+    return next((lost for lost in tried.values() if lost is not None), None)
+
+
+def _lost_bits(layer: _QuantizedKernel | _DenseKernel) -> str | None:
+    """Whether a row's product depends on how many rows there are."""
+    outputs = layer.weight.shape[0]
+    if isinstance(layer, _DenseKernel):
+        columns, dtype = layer.weight.shape[1], layer.weight.dtype
+    else:
+        columns, dtype = layer._packed.columns, layer._packed.dtype
+    x = mx.random.normal((2 * FEW_ROWS + 1, columns), key=mx.random.key(7)).astype(dtype)
+    try:
+        whole, part = layer._multiply(x), layer._multiply(x[-MOST_ROWS:])
+        if whole is not None and part is not None and mx.array_equal(whole[-MOST_ROWS:], part):
+            return None
+    except (RuntimeError, ValueError) as error:
+        return f"products of {outputs}x{columns}: {' '.join(str(error).split())[:300]}"
+    return f"products of {outputs}x{columns}, which depend on how many rows there are"
+
+
 class _DenseKernel(nn.Module):
     _product: DenseProduct
+    _every_row = False
 
     def _multiply(self, x: mx.array) -> mx.array | None:
         """None for many rows, and for activations in another format than the weights."""
         outputs, columns = self.weight.shape
-        if x.dtype != self.weight.dtype or not 0 < x.size <= MOST_ROWS * columns:
+        if x.dtype != self.weight.dtype or not x.size or (x.size > MOST_ROWS * columns and not self._every_row):
             return None
         y = self._product(x.reshape(-1, columns), self.weight, bias=self.get("bias"))
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)

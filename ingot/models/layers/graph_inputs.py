@@ -76,6 +76,8 @@ class StepInputs:
     """What each layer is given: [tokens, layers * size]."""
     has_fixed_experts: bool = False
     """Whether each token has the first expert alone, whichever its router chooses."""
+    computes_prompts: bool = False
+    """Whether graphs of many tokens have to give these the same bits."""
 
 
 class SlabAddresses:
@@ -242,9 +244,11 @@ class GraphStep:
     angles: Sequence[mx.array]  # and behind them what queries are multiplied by, if they are
     layer_inputs: mx.array | None  # what each layer is given, where they are given something
     spans: mx.array | None  # of the rows of recurrent layers, if there are any
+    span_bounds: tuple[int, int]  # how many of these there are, with padding, and tokens of the longest
     token_loras: mx.array | None  # each token's adapter, where some have one
     lora_version: int
     has_fixed_experts: bool = False  # each token has the first one alone, whichever its router chooses
+    begin: int = 0  # its first token in the pass
 
     @property
     def inputs(self) -> list[mx.array]:
@@ -274,6 +278,7 @@ class GraphStep:
             tuple((tokens, each.shape[1]) if each.ndim == 2 else each.shape for each in self.angles),
             tuple(rows.coded for rows in self.rows),
             0 if self.layer_inputs is None else self.layer_inputs.shape[1],
+            self.span_bounds,
             self.lora_version,
             self.has_fixed_experts,
         )
@@ -288,9 +293,11 @@ class GraphKey(NamedTuple):
     angles: tuple[tuple[int, ...], ...]
     coded: tuple[bool, ...]  # whether some pages of a group are in fewer bits
     layer_inputs: int  # numbers that the layers of a token are given besides hidden states
+    span_bounds: tuple[int, int]  # rows of recurrent layers, and tokens of the longest
     lora_version: int = 0  # of the adapters; 0: no token has one
     has_fixed_experts: bool = False
 
     def resized(self, tokens: int, rows: tuple[RowBounds, ...]) -> GraphKey:
         angles = tuple((tokens, *shape[1:]) if len(shape) == 2 else shape for shape in self.angles)
-        return self._replace(tokens=tokens, rows=rows, angles=angles)
+        spans = (rows[0].rows, rows[0].most) if any(self.span_bounds) else self.span_bounds
+        return self._replace(tokens=tokens, rows=rows, angles=angles, span_bounds=spans)

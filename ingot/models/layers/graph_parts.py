@@ -312,14 +312,17 @@ class MoePart:
         logits = multiply_with_lora(capture, self.router, states, inputs.loras)
         chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
         chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
+        shared = self._shared(capture, states, logits, inputs)
+        top, bias = kernels.router.shape.top, kernels.down_bias
+        if kernels.grouped is not None and inputs.computes_prompts:
+            given = kernels.grouped.by(capture).launched(states, chosen)
+            return combine_experts(capture, given, chosen, weights, top, shared=shared)
         product = kernels.inner_product.by(capture)
         if isinstance(kernels.inner, GatedExpertWeights):
             inner = product.gather_gated(states, kernels.inner, chosen)
         else:
             inner = product.gather_squared(states, kernels.inner, chosen)
         given = kernels.down_product.by(capture).launched_gather(inner, kernels.down, chosen)
-        shared = self._shared(capture, states, logits, inputs)
-        top, bias = kernels.router.shape.top, kernels.down_bias
         return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)
 
     def _shared(

@@ -13,11 +13,12 @@ import mlx.nn as nn
 from ingot.errors import ConfigError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape
+from ingot.kernels.packed_matmul.experts import GroupedExperts
 from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
 from ingot.models.families.description import MoeSpec
 from ingot.models.families.registry import expert_gate_of, moe_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, QuantizedKernelSwitchLinear, join_linears
-from ingot.models.layers.mlp import EXPERT_PROJECTIONS
+from ingot.models.layers.mlp import EXPERT_PROJECTIONS, GroupedSwitchGLU
 from ingot.models.layers.modules import extend, own_class, swap_each
 from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU, SwitchMLP
 
@@ -33,6 +34,7 @@ class MoeKernels:
     down_product: PackedProduct
     down: PackedWeights
     down_bias: mx.array | None  # [experts, outputs]
+    grouped: GroupedExperts | None  # multiplies the tokens of each expert at once, in other bits
 
 
 class JoinedMoe(nn.Module):
@@ -145,7 +147,9 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     if product is None or router is None:
         return "its experts" if product is None else "its choice of experts"
     bias = _bias_of(down) if "bias" in down else None
-    return MoeKernels(router, product, weights, down._product, down._packed, bias)
+    grouped = experts._grouped if isinstance(experts, GroupedSwitchGLU) else None
+    grouped = grouped if grouped is not None and grouped.is_launched_alone else None
+    return MoeKernels(router, product, weights, down._product, down._packed, bias, grouped)
 
 
 _PROJECTIONS: dict[type, tuple[str, ...]] = {SwitchGLU: EXPERT_PROJECTIONS, SwitchMLP: ("fc1", "fc2")}

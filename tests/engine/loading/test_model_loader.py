@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,3 +136,11 @@ def test_without_a_terminal_progress_is_in_the_log(caplog: pytest.LogCaptureFixt
         progress("fetching org/name", 2_000_000, 3_000_000)
         progress("unloading other")
     assert caplog.messages == ["fetching org/name: 1.0 MB of 3.0 MB (33 %)", "unloading other"]
+
+
+def test_products_are_not_rounded_to_tf32_where_answers_must_not_depend_on_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLX_ENABLE_TF32", "1")
+    ModelLoader(Settings(deterministic=True)).close()
+    assert os.environ["MLX_ENABLE_TF32"] == "0"

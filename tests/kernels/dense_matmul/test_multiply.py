@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from ingot.kernels.dense_matmul.kernels import (
     DENSE_TUNING,
     DTYPES,
+    SMALL_TILE,
     WIDTHS,
     DenseProduct,
     DenseTuning,
     DenseWeights,
     RegisterCut,
     StreamCut,
+    TileCut,
 )
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
@@ -145,3 +147,22 @@ def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyP
                 given = drawn(rows, 64), drawn(outputs, 64)
                 assert multiply(*given).shape == multiply.by(unrun)(*given).shape == (rows, outputs)
     assert sorted(chosen) == [(24, 8), (24, 32), (40, 8), (40, 32)]
+
+
+@pytest.mark.parametrize("cut", [SMALL_TILE, TileCut(1, 2, 4, 2, 3), TileCut(2, 1, 1, 10, 4, halves=1)], ids=str)
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(33, 90, 520), (70, 264, 72)])
+def test_rows_of_a_prompt_have_the_bits_that_they_have_among_few(
+    cut: TileCut, rows: int, outputs: int, columns: int
+) -> None:
+    product = DenseProduct(Emulator(), DenseTuning(prompts=(cut, cut)))
+    x, weight, bias = drawn(rows, columns), drawn(outputs, columns, seed=1), drawn(1, outputs, seed=2)[0]
+    residual = drawn(rows, outputs, seed=3)
+
+    def found(begin: int, end: int) -> list[mx.array]:
+        own, added = mx.contiguous(x[begin:end]), mx.contiguous(residual[begin:end])
+        whole = [product(own, weight), product(own, weight, bias=bias), product(own, weight, residual=added)]
+        return [*whole, product(own, weight, bias=bias, residual=added), product.gated(own, weight)]
+
+    few = [found(begin, min(begin + 19, rows)) for begin in range(0, rows, 19)]
+    for many, parts in zip(found(0, rows), zip(*few, strict=True), strict=True):
+        assert mx.array_equal(many, mx.concatenate(parts))

@@ -553,3 +553,11 @@ def test_another_text_is_another_name() -> None:
         halve(rehearsal, dtype)
     halve(rehearsal, kernel=HALVE._replace(body="z[0] = 1;"))
     assert len({cuda_program(kind).name for kind in rehearsal.kinds}) == 3
+
+
+@only_cuda
+@pytest.mark.parametrize("packing", [None, PackedFormat(4, 64)], ids=str)
+def test_tiles_for_prompts_keep_their_numbers_in_registers(packing: PackedFormat | None) -> None:
+    kinds = dense(512, 28672, 4096) if packing is None else packed(mx.bfloat16, packing, 28672, 512)
+    tiles = [kind for name, kind in kinds.items() if name.startswith("tile_multiply")]
+    assert tiles and all(" 0 bytes spill stores" in assembled(kind) for kind in tiles)

@@ -257,3 +257,22 @@ def test_how_a_product_is_cut_is_chosen_once_a_shape(monkeypatch: pytest.MonkeyP
 def _unrun(kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
     """What a launcher is given, without a launch."""
     return [mx.zeros(output.shape, output.dtype) for output in work.outputs]
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize(
+    "packing", [FOURS, PackedFormat(3, 64), PackedFormat(8, 32), PackedFormat(4, 128), MXFP4, NVFP4]
+)
+def test_rows_of_a_prompt_have_the_bits_that_they_have_among_few(packing: PackedFormat, dtype: mx.Dtype) -> None:
+    weights = packed(packing, 90, packing.held * 10, dtype)
+    x, residual = activations(75, weights.columns, dtype), activations(75, 90, dtype, seed=3)
+    multiply = PackedProduct(Emulator(), packing, dtype)
+
+    def found(begin: int, end: int) -> list[mx.array]:
+        own = mx.contiguous(x[begin:end])
+        return [multiply(own, weights), multiply(own, weights, residual[begin:end]), multiply.gated(own, weights)]
+
+    few = [found(begin, min(begin + 15, 75)) for begin in range(0, 75, 15)]
+    for many, parts in zip(found(0, 75), zip(*few, strict=True), strict=True):
+        assert mx.array_equal(many, mx.concatenate(parts))

@@ -588,7 +588,7 @@ def test_a_router_that_wavers_keeps_no_model_from_its_graph(monkeypatch: pytest.
     fixed, run = [], decode_graph.DecodeGraphs._difference_from_layers
 
     def wavering(self: DecodeGraphs, *given: Any) -> str | None:
-        fixed.append(given[-1].has_fixed_experts)
+        fixed.append(given[-1][0].has_fixed_experts)
         return run(self, *given) if fixed[-1] else "they differ"
 
     monkeypatch.setattr(decode_graph.DecodeGraphs, "_difference_from_layers", wavering)
