@@ -116,20 +116,20 @@ class Offloader:
         """Nothing runs: save some unsaved records."""
         until = self._clock() + OFFLOAD_IDLE_S
         for node in self._unsaved(nodes):
-            if self._clock() > until or not self._disk.has_room():
+            # What continues a record that is not saved is of no use.
+            if self._clock() > until or not self._disk.has_room() or not self._hand_over(node):
                 return
-            self._hand_over(node)
 
     def close(self, nodes: Iterable[PrefixNode]) -> None:
         """Save all unsaved records, as far as there is time."""
         until = self._clock() + OFFLOAD_CLOSING_S
         for node in self._unsaved(nodes):
-            while not self._disk.has_room() and (left := until - self._clock()) > 0:
-                if self._disk.writer.is_paused or self._disk.drain(left):
-                    break
-            if self._clock() > until or self._disk.writer.is_paused:
+            saved = self._disk.has_room() and self._hand_over(node)
+            # Once the queue is empty, any record fits.
+            if not saved and not (self._disk.drain(max(0.0, until - self._clock())) and self._hand_over(node)):
                 break
-            self._hand_over(node)
+            if self._clock() > until:
+                break
         self._disk.close(max(1.0, until - self._clock()))
 
     @staticmethod

@@ -125,7 +125,7 @@ class RecordWriter:
         self.wrote = wrote
         self._waiting: deque[PendingWrite] = deque()
         self._by_name: dict[str, PendingWrite] = {}  # with the one that is being written
-        self._bytes = 0
+        self._bytes = self._largest = 0  # of what waits, and of the largest record so far
         self._paused_until = 0.0
         self._closing = False
         self._changed = threading.Condition()
@@ -135,7 +135,8 @@ class RecordWriter:
 
     def has_room(self) -> bool:
         with self._changed:
-            return not self._closing and not self.is_paused and self._bytes < self._most
+            fits = self._bytes + self._largest <= self._most or not self._by_name
+            return fits and not self._closing and not self.is_paused
 
     @property
     def is_paused(self) -> bool:
@@ -146,6 +147,7 @@ class RecordWriter:
         """Queue a record; None where the queue is full."""
         size = sum(map(len, data))
         with self._changed:
+            self._largest = max(self._largest, size)
             fits = self._bytes + size <= self._most or not self._by_name
             if self._closing or not fits or self.is_paused:
                 self._counts.dropped += 1

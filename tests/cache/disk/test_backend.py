@@ -94,6 +94,16 @@ def test_a_failed_write_is_a_lost_entry_and_a_pause(tmp_path: Path) -> None:
     writer.close(30)
 
 
+def test_there_is_room_only_for_another_record_as_large_as_those_before(tmp_path: Path, gate: Gate) -> None:
+    disk = shut(tmp_path, gate)
+    assert offered(disk.writer, [1]) is not None
+    disk.writer._most = disk.writer._bytes + 1
+    assert not disk.writer.has_room() and offered(disk.writer, [2]) is None
+    gate.opened.set()
+    assert disk.writer.drain(30) and disk.writer.has_room()
+    disk.close(30)
+
+
 def test_the_same_record_is_written_once(tmp_path: Path, gate: Gate) -> None:
     disk = shut(tmp_path, gate)
     assert offered(disk.writer, [1]) is offered(disk.writer, [1])
