@@ -14,6 +14,7 @@ MLX looks elsewhere, loading fails, and bytes are given after all.
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import logging
 import os
 import subprocess
@@ -36,7 +37,8 @@ NO_BYTES_HASH: Final = 0x553E93901E462A6E
 """The hash of no bytes, by the C++ library that MLX is built with on Linux."""
 GRAPH_EXTENSION: Final = "graph extension"
 """The task that compiles no kernel, but the extension that launches graphs."""
-MOST_PROCESSES: Final = 8
+ROUTER: Final = "router of "
+"""Begins a task for what mlx-lm's router of a family has MLX fuse; the family's type follows."""
 BYTES_A_PROCESS: Final = 4 << 30
 """Of the device's free memory, for each process that compiles: it takes an eighth of that."""
 COMPILING_LIMIT_S: Final = 120.0
@@ -86,7 +88,7 @@ class CompilationNeeds:
     """What decides which of MLX's kernels a model needs."""
 
     dtype: str  # of activations, as mlx calls it
-    experts: bool = False
+    family: str = ""  # its type, if it has experts
     gelu: bool = False
 
     @classmethod
@@ -97,14 +99,16 @@ class CompilationNeeds:
         experts = any("experts" in name and isinstance(value, int) and value > 1 for name, value in inner.items())
         activation = str(inner.get("hidden_activation") or inner.get("hidden_act") or inner.get("model_type"))
         gelu = any(word in activation for word in ("gelu", "gemma"))
-        return cls(stated if stated in ("float16", "float32") else "bfloat16", experts, gelu)
+        family = str(inner.get("model_type")) if experts else ""
+        return cls(stated if stated in ("float16", "float32") else "bfloat16", family, gelu)
 
     @property
     def tasks(self) -> list[str]:
         """Names of tasks, those that take longest first."""
-        needed = {"experts": self.experts, "gelu": self.gelu, "silu": not self.gelu}
+        needed = {"experts": bool(self.family), "gelu": self.gelu, "silu": not self.gelu}
         kinds = [kind for kind in RECIPES if needed.get(kind.partition(" ")[0], True)]
-        return [GRAPH_EXTENSION, *(f"{kind} {self.dtype}" for kind in kinds)]
+        routers = [f"{ROUTER}{self.family}"] if self.family else []
+        return [*(f"{kind} {self.dtype}" for kind in (*routers, *kinds)), GRAPH_EXTENSION]
 
 
 class MlxCompilation:
@@ -122,7 +126,7 @@ class MlxCompilation:
         if not tasks:
             return None
         log.info("MLX compiles %d kernels for this device, once, while weights are read", len(tasks))
-        most = min(MOST_PROCESSES, (os.cpu_count() or 2) // 2, device_bytes // BYTES_A_PROCESS)
+        most = min(os.cpu_count() or 1, device_bytes // BYTES_A_PROCESS)
         return cls(folder, tasks, max(1, most))
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
@@ -189,7 +193,20 @@ def _recipes() -> dict[str, Callable[[Any], Any]]:
 
         return nn.gelu_approx(_zeros(dtype, 16, 64))
 
+    def gelu_gate(dtype: Any) -> Any:
+        from ingot.upstream import import_upstream
+
+        return import_upstream("mlx_lm.models.gemma4_text").geglu(_zeros(dtype, 16, 64), _zeros(dtype, 16, 64) + 1)
+
+    def clipped_residual(dtype: Any) -> Any:
+        from ingot.upstream import import_upstream
+
+        residual = import_upstream("mlx_lm.models.gemma3_text").clip_residual
+        return residual(_zeros(dtype, 16, 64), _zeros(dtype, 16, 64) + 1)
+
     return {
+        "gelu gate": gelu_gate,
+        "gelu residual": clipped_residual,
         "numbers by int32": chosen(None, "int32"),
         "experts scores by uint32": chosen(None, "uint32"),
         "experts float scores by int32": chosen("float32", "int32"),
@@ -228,7 +245,24 @@ def run_task(task: str) -> None:
     import mlx.core as mx
 
     kind, _, dtype = task.rpartition(" ")
+    if kind.startswith(ROUTER):
+        mx.eval(_chosen_experts(kind.removeprefix(ROUTER), getattr(mx, dtype)))
+        return
     mx.eval(RECIPES[kind](getattr(mx, dtype)))
+
+
+def _chosen_experts(family: str, dtype: Any) -> Any:
+    """What the router of a family of mlx-lm's gives, where it is a function of its own."""
+    import mlx.core as mx
+
+    from ingot.upstream import model_classes
+
+    module = sys.modules[model_classes({"model_type": family})[0].__module__]
+    select = getattr(module, "group_expert_select", None) or getattr(module, "_group_expert_select", None)
+    if select is None:
+        return []
+    arguments = (_zeros(dtype, 1, 4, 8), mx.zeros(8), 2, 1, 1, 1.5, True, "sigmoid")
+    return select(*arguments[: len(inspect.signature(select).parameters)])
 
 
 def main(folder: Path, tasks: Sequence[str]) -> None:

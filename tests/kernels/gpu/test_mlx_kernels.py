@@ -15,6 +15,7 @@ from ingot.kernels.gpu.mlx_kernels import (
     GRAPH_EXTENSION,
     MLX_CACHE_VARIABLE,
     NO_BYTES_HASH,
+    ROUTER,
     CompilationNeeds,
     MlxCompilation,
     MlxKernelFolder,
@@ -24,7 +25,7 @@ from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.gpu.test_launcher import CudaLauncherDevice, halve
 
 KERNEL_TASKS = sorted(
-    {task for gelu in (True, False) for task in CompilationNeeds("bfloat16", experts=True, gelu=gelu).tasks}
+    {task for gelu in (True, False) for task in CompilationNeeds("bfloat16", "glm4_moe_lite", gelu).tasks}
     - {GRAPH_EXTENSION}
 )
 
@@ -120,8 +121,13 @@ def test_a_task_computes_something_small(task: str) -> None:
     assert mx.get_peak_memory() - before < 1 << 20
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "kimi_linear", "nemotron_h", "qwen3_moe"])
+def test_routers_of_all_families_are_computed_as_mlx_lm_calls_them(family: str) -> None:
+    run_task(f"{ROUTER}{family} float32")
+
+
 def test_models_without_experts_need_no_routers() -> None:
-    dense, mixture = (CompilationNeeds("bfloat16", experts=experts).tasks for experts in (False, True))
+    dense, mixture = (CompilationNeeds("bfloat16", family).tasks for family in ("", "kimi_linear"))
     assert {*dense} < {*mixture}
     assert not any("experts" in task for task in dense)
 
