@@ -138,9 +138,9 @@ def test_models_without_experts_need_no_routers() -> None:
         ({"torch_dtype": "float16"}, None, CompilationNeeds("float16")),
         ({"dtype": "torch.bfloat16", "num_experts": 1}, None, CompilationNeeds("bfloat16")),
         (
-            {"text_config": {"dtype": "float16", "n_routed_experts": 64}},
+            {"text_config": {"model_type": "glm4_moe", "dtype": "float16", "n_routed_experts": 64}},
             None,
-            CompilationNeeds("float16", experts=True),
+            CompilationNeeds("float16", "glm4_moe"),
         ),
         ({"torch_dtype": "float16"}, "float32", CompilationNeeds("float32")),
         ({"torch_dtype": "something"}, None, CompilationNeeds("bfloat16")),
