@@ -49,13 +49,13 @@ def blocks(text: str) -> list[str]:
 
 
 def guide_commands(program: str) -> list[tuple[dict[str, str], list[str]]]:
-    """Every command of the guides' blocks that runs `program`: the variables in front of it, and its words."""
+    """Every command of the guides' blocks that runs `program`, loops aside: the variables in front of it, and its words."""
     found = []
     for name in GUIDES:
         for line in blocks((ROOT / "docs" / f"{name}.md").read_text()):
             words = shlex.split(line.rstrip("& "), comments=True) if re.search(rf"(?:^|\s){program} ", line) else []
             variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-            if words[len(variables) : len(variables) + 1] == [program]:
+            if words[len(variables) : len(variables) + 1] == [program] and "$" not in line:
                 found.append((variables, words[len(variables) + 1 :]))
     return found
 

@@ -43,6 +43,7 @@ FOREIGN = {
     "--add-host": "docker",
     "--find-links": "pip and uv",
     "--force": "pipx",
+    **dict.fromkeys(("--retry", "--retry-delay", "--retry-connrefused"), "curl"),
     "--now": "systemctl",
     "--pip-args": "pipx",
     "--python": "uv",
