@@ -49,7 +49,7 @@ def blocks(text: str) -> list[str]:
 
 
 def guide_commands(program: str) -> list[tuple[dict[str, str], list[str]]]:
-    """Every command of the guides' blocks that runs `program`, loops aside: the variables in front of it, and its words."""
+    """Every command of the guides' blocks that runs `program`, loops aside: its variables, and its words."""
     found = []
     for name in GUIDES:
         for line in blocks((ROOT / "docs" / f"{name}.md").read_text()):

@@ -123,7 +123,7 @@ def test_the_commands_of_the_guides_run_from_the_package(
         name, words = line[0], [shelf if word == "~/models" else word for word in line]
         if name == "serve":
             words += [] if "--help" in words else ["--print-config"]
-        elif not (name in WITHOUT_HUB and "add" not in words or line == ["show", "smollm2-135m"]):
+        elif not ((name in WITHOUT_HUB and "add" not in words) or line == ["show", "smollm2-135m"]):
             words = [*line[:2], "--help"] if name in ("bench", "cache", "service") else [name, "--help"]
         env = clean_environment() | {"INGOT_MODELS_DIR": shelf} | variables
         done = subprocess.run([programs / "ingot", *words], cwd=elsewhere, env=env, capture_output=True, text=True)
