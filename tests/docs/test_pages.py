@@ -115,6 +115,7 @@ async def test_every_request_in_a_guide_is_answered() -> None:
         body = words[words.index("-d") + 1] if "-d" in words else None
         if path.startswith(NO_SCRIPT) or (body or "").startswith("@"):
             continue
+        assert body is None or "Content-Type: application/json" in words, words
         method, more = ("GET", {}) if body is None else ("POST", {"body": json.loads(body)})
         made = await call(build_app(ScriptedEngine(), settings(specprefill=True)), method, path, **more)
         assert made.status == 200, (words, made.body)

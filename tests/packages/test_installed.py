@@ -133,7 +133,7 @@ def test_the_commands_of_the_guides_run_from_the_package(
     assert ran > 40
 
 
-def test_the_requests_of_the_guide_to_serving_are_answered(client: ServerClient, said: list[str]) -> None:
+def test_the_requests_of_the_guides_are_answered(client: ServerClient, said: list[str]) -> None:
     url = said[0].split()[1].removesuffix("/v1")
     for _, words in guide_commands("curl"):
         if any(part in " ".join(words) for part in ("/v1/audio", "@", "specprefill")):
