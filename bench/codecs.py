@@ -1,4 +1,4 @@
-"""What compressing the KV cache saves, and what it costs: the table in docs/codecs.md.
+"""What compressing the KV cache saves, and what it costs: the table in docs/benchmarks.md.
 
 python -m bench.codecs                          every codec, the default model, and the same with biases in its keys
 python -m bench.codecs --models                 only vectors and speed

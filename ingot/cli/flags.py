@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ LOCAL_SECTIONS: Final = ("the model", "the engine", "recording and tracing")
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 """The server that commands use unless another is named."""
 LARGEST_FLAG_VALUE: Final = 1 << 20
+
+log = logging.getLogger("ingot.cli")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -209,7 +212,7 @@ def _flag_options(option: Setting) -> dict[str, Any]:
 
 def settings_from_arguments(namespace: argparse.Namespace, *, ambient: bool = False) -> Config:
     """The configuration from flags, environment and file; with `ambient`, from other servers' variables, too. Sets up
-    logging with it."""
+    logging with it, and logs what is noted of other servers' names."""
     flags = {
         # A list may be one flag with commas, or several flags.
         name: ",".join(value) if isinstance(value, list) else value
@@ -218,6 +221,8 @@ def settings_from_arguments(namespace: argparse.Namespace, *, ambient: bool = Fa
     }
     config = load_config(flags, os.environ, vars(namespace).get("config"), ambient=ambient)
     set_up_logging(config.settings.log_level, config.settings.log_format)
+    for note in config.notes:
+        log.info("%s", note)
     return config
 
 

@@ -112,8 +112,6 @@ def run_serve(arguments: list[str]) -> int:
     entries = entries or single_model_entries(config.settings, model_kind(config.settings.model, config.settings))
     require_extras(entries)
     require_folders(entries)
-    for note in config.notes:
-        log.info("%s", note)
     here = read_rank_config(os.environ)
     hosts = find_group_hosts(config.settings) if here is None else None
     if here is not None or hosts is not None:

@@ -115,7 +115,7 @@ def _facts_of_text(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     from ingot.media.image_processors import PROCESSORS
     from ingot.models.files.packaged import packaged_sampling
     from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
-    from ingot.text.input_files import read_generation_config
+    from ingot.text.input_files import read_generation_config, states_sampling
     from ingot.text.tokenizer.tokenizer import Tokenizer
     from ingot.text.tool_formats.registry import find_format
 
@@ -138,7 +138,9 @@ def _facts_of_text(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         facts["tool_format"] = found.format.name + (" (a guess)" if found.guessed else "")
         facts["thinks"] = "no" if found.format.thinking is None else "yes"
     recommended = read_generation_config("auto", folder, packaged_sampling(folder))
-    facts["sampling"] = sampling_body(sampling_defaults(recommended, None)) or "its makers state none"
+    facts["sampling"] = sampling_body(sampling_defaults(recommended, None)) or "the plain distribution"
+    if not states_sampling(folder, packaged_sampling(folder)):
+        facts["sampling_from"] = "ingot's defaults: its makers state none"
     return facts
 
 

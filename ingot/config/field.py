@@ -70,8 +70,8 @@ class Setting:
 
     def validate(self, value: Any, label: str) -> Any:
         """`value`, with ~ expanded in paths. Raises ConfigError, naming `label`, if type or limits forbid it."""
-        if value is None and self.optional:
-            return None
+        if self.optional and (value is None or (value == "auto" and self.choices and "auto" not in self.choices)):
+            return None  # other servers' word for what is the default here
         problem = _type_problem(self, value) or _limit_problem(self, value)
         if problem is None and self.check is not None:
             problem = self.check(value)

@@ -50,8 +50,14 @@ def read_generation_config(setting: str, model: Path, elsewhere: Mapping[str, An
         return {}
     if setting == "auto":
         stated = {**(elsewhere or {}), **read_json_object(model / GENERATION_CONFIG_FILE)}
-        return stated if any(stated.get(name) is not None for name in STATES_SAMPLING) else {**stated, **SANE_SAMPLING}
+        return stated if states_sampling(model, elsewhere) else {**stated, **SANE_SAMPLING}
     return read_json_object(Path(setting).expanduser() / GENERATION_CONFIG_FILE)
+
+
+def states_sampling(model: Path, elsewhere: Mapping[str, Any] | None = None) -> bool:
+    """Whether the model's makers say how to sample, in its own file or `elsewhere`."""
+    stated = {**(elsewhere or {}), **read_json_object(model / GENERATION_CONFIG_FILE)}
+    return any(stated.get(name) is not None for name in STATES_SAMPLING)
 
 
 def generation_config_problem(setting: str) -> str | None:

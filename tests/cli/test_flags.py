@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +35,24 @@ def test_flags_of_other_servers_stand_for_ours(tmp_path: Path) -> None:
     namespace = parser.parse(["--ssd-cache-dir", str(tmp_path), "--ssd-cache-max-gb", "3"])
     settings = settings_from_arguments(namespace).settings
     assert (settings.cache_dir, settings.cache_disk_gb) == (tmp_path, 3.0)
+
+
+def test_every_command_that_takes_a_flag_of_another_server_says_what_is_always_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parser = CommandParser("chat", "")
+    add_settings(parser)
+    with caplog.at_level("INFO", logger="ingot.cli"):
+        settings_from_arguments(parser.parse(["--enable-prefix-caching", "--trust-remote-code"]))
+    [line] = caplog.messages
+    assert line.startswith("--trust-remote-code: ")
+
+
+@pytest.mark.parametrize("word", ["auto", None])
+def test_auto_is_the_default_of_a_setting_that_has_choices_and_none_of_that_name(word: str | None) -> None:
+    parser = CommandParser("serve", "")
+    add_settings(parser)
+    words = ["--dtype", word] if word else []
+    assert settings_from_arguments(parser.parse(words)).settings.dtype is None
+    with pytest.raises(ConfigError, match="float32, bfloat16, float16"):
+        settings_from_arguments(parser.parse(["--dtype", "fp8"]))

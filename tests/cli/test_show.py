@@ -30,6 +30,18 @@ def test_a_folder_is_shown_with_what_its_files_tell(run_here: Callable[..., Done
     assert shown["memory"].keys() == {"weights", "a token", "whole context"}
 
 
+def test_sampling_defaults_that_are_ours_are_shown_as_such(run_here: Callable[..., Done], tmp_path: Path) -> None:
+    for file in (FOUNDRY / "dense").iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    shown = json.loads(run_here("show", tmp_path, "--json").stdout)
+    assert shown["sampling"] == {"temperature": 0.7, "top_p": 0.95}
+    assert "makers state none" in shown["sampling_from"]
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5}')
+    shown = json.loads(run_here("show", tmp_path, "--json").stdout)
+    assert shown["sampling"] == {"temperature": 0.5} and "sampling_from" not in shown
+
+
 def test_quantised_weights_count_as_many_parameters_as_they_had(tmp_path: Path) -> None:
     import mlx.core as mx
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from ingot.protocol.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+GUIDES = (
+    *("install", "serve", "connect", "choose", "tune", "operate", "scale"),
+    *("vision", "speech", "speculation", "long-prompts", "kv-cache"),
+)
+"""The pages of one screen each, which are there in every language."""
+LANGUAGES = ("es", "fr", "zh")
 SUBCOMMANDS = {
     "bench": ("serve", "speculate"),
     "cache": ("show", "explain", "clear", "export", "import", "list", "verify", "trim"),
@@ -26,11 +33,31 @@ ADDRESS = re.compile(r"(?<![\w.])/(?:v1|v2|api|health)/[\w/{}-]*[\w}]")
 
 def code(text: str) -> list[str]:
     """The code between backticks, and each line of indented blocks and fences; a continued line is one."""
+    rest = re.sub(r"^```\w*\n.*?^```", "", text.replace("\\\n", " "), flags=re.MULTILINE | re.DOTALL)
+    return [*blocks(text), *re.findall(r"`([^`]+)`", rest)]
+
+
+def blocks(text: str) -> list[str]:
+    """The lines of fences, then those of indented blocks."""
     text = text.replace("\\\n", " ")
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    indented = re.findall(r"^(?: {4}|\t)(.*)$", rest, re.MULTILINE)
-    return [*(line for block in fenced for line in block.splitlines()), *indented, *re.findall(r"`([^`]+)`", rest)]
+    return [
+        *(line for block in fenced for line in block.splitlines()),
+        *re.findall(r"^(?: {4}|\t)(.*)$", rest, re.MULTILINE),
+    ]
+
+
+def guide_commands(program: str) -> list[tuple[dict[str, str], list[str]]]:
+    """Every command of the guides' blocks that runs `program`, loops aside: its variables, and its words."""
+    found = []
+    for name in GUIDES:
+        for line in blocks((ROOT / "docs" / f"{name}.md").read_text()):
+            words = shlex.split(line.rstrip("& "), comments=True) if re.search(rf"(?:^|\s){program} ", line) else []
+            variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+            if words[len(variables) : len(variables) + 1] == [program] and "$" not in line:
+                found.append((variables, words[len(variables) + 1 :]))
+    return found
 
 
 def fences(text: str, language: str) -> list[str]:

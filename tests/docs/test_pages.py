@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -10,19 +12,22 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import SUBJECTS
-from ingot.cli.main import COMMANDS
+from ingot.cli.main import COMMANDS, main
 from ingot.config.foreign import TABLE, foreign_rows
 from tests.docs.pages import (
     ADDRESS,
     FLAG,
+    GUIDES,
     PAGES,
     ROOT,
     addresses,
     all_flags,
     code,
     commands,
+    fences,
     flags,
     flags_of,
+    guide_commands,
     make_targets,
     module_file,
     module_flags,
@@ -30,12 +35,15 @@ from tests.docs.pages import (
     nameless,
     variables,
 )
+from tests.http.asgi import call
+from tests.http.scripted import ScriptedEngine, build_app, settings
 from tools import coming_from
 
 FOREIGN = {
     "--add-host": "docker",
     "--find-links": "pip and uv",
     "--force": "pipx",
+    **dict.fromkeys(("--retry", "--retry-delay", "--retry-connrefused"), "curl"),
     "--now": "systemctl",
     "--pip-args": "pipx",
     "--python": "uv",
@@ -57,6 +65,71 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 @cache
 def bench_flags() -> set[str]:
     return {flag for path in (ROOT / "bench").rglob("*.py") for flag in FLAG.findall(path.read_text())}
+
+
+SCREEN = 60  # lines
+KNOWN_WORDS = ("speculative decoding", "KV cache", "quantised", "images", "video", "speech", "prefix", "long prompts")
+NO_SCRIPT = ("/v1/audio/",)
+"""Where the scripted engine has no answer."""
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_fits_on_a_screen_and_needs_no_clone(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    assert len(text.splitlines()) <= SCREEN and "python -m" not in text
+    assert f"docs/{name}.md" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("word", KNOWN_WORDS)
+def test_the_words_that_readers_search_for_are_in_the_readme_and_in_a_guide(word: str) -> None:
+    guides = [(ROOT / "docs" / f"{name}.md").read_text().lower() for name in GUIDES]
+    assert word.lower() in " ".join((ROOT / "README.md").read_text().lower().split())
+    assert any(word.lower() in " ".join(text.split()) for text in guides)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [one for one in guide_commands("ingot") if one[1][:1] == ["serve"] and "--help" not in one[1]],
+    ids=str,
+)
+def test_the_settings_of_every_server_in_a_guide_are_good(
+    variables: dict[str, str], words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "dense").symlink_to(ROOT / "foundry" / "models" / "dense")
+    home = {"HOME": tmp_path, "XDG_CONFIG_HOME": tmp_path, "INGOT_MODELS_DIR": tmp_path / "models"}
+    for name, value in {**home, **variables}.items():
+        monkeypatch.setenv(name, str(value))
+    (tmp_path / "system-prompt.txt").write_text("Be brief.")
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--print-config"]) == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_every_request_in_a_guide_is_answered() -> None:
+    answered = 0
+    for _, words in guide_commands("curl"):
+        address = next(word for word in words if word.startswith("http://127.0.0.1:8000"))
+        path = address.removeprefix("http://127.0.0.1:8000")
+        body = words[words.index("-d") + 1] if "-d" in words else None
+        if path.startswith(NO_SCRIPT) or (body or "").startswith("@"):
+            continue
+        assert body is None or "Content-Type: application/json" in words, words
+        method, more = ("GET", {}) if body is None else ("POST", {"body": json.loads(body)})
+        made = await call(build_app(ScriptedEngine(), settings(specprefill=True)), method, path, **more)
+        assert made.status == 200, (words, made.body)
+        answered += 1
+    assert answered >= 8
+
+
+def test_the_body_that_the_guide_to_vision_writes_is_a_request(tmp_path: Path) -> None:
+    (block,) = fences((ROOT / "docs" / "vision.md").read_text(), "sh")
+    (tmp_path / "photo.png").write_bytes(bytes(range(256)))
+    subprocess.run(["sh", "-c", block.partition("curl ")[0]], cwd=tmp_path, check=True, timeout=60)
+    (message,) = json.loads((tmp_path / "request.json").read_text())["messages"]
+    assert [part["type"] for part in message["content"]] == ["text", "image_url"]
+    assert message["content"][1]["image_url"]["url"].startswith("data:image/png;base64,AAEC")
 
 
 def test_the_page_of_other_servers_flags_is_what_their_table_makes() -> None:

@@ -16,6 +16,7 @@ import pytest
 from ingot.cli.client import ServerClient
 from ingot.config import load_config
 from ingot.version import __version__
+from tests.docs.pages import guide_commands
 
 pytestmark = pytest.mark.packages
 
@@ -105,6 +106,41 @@ def test_an_installed_server_answers(client: ServerClient) -> None:
     answer = client.post("chat/completions", body)
     assert answer["choices"][0]["message"]["content"].strip()
     assert answer["usage"]["completion_tokens"] > 0
+
+
+WITHOUT_HUB = ("doctor", "extras", "models", "ps")
+"""Commands of the guides that need neither a hub nor a terminal, hours or a service manager."""
+
+
+def test_the_commands_of_the_guides_run_from_the_package(
+    programs: Path, elsewhere: Path, said: list[str], client: ServerClient
+) -> None:
+    (elsewhere / "system-prompt.txt").write_text("Be brief.")
+    shelf = str(load_config({}, os.environ).settings.models_dir)
+    port = said[0].split()[1].rsplit(":", 1)[1]
+    ran = 0
+    for variables, line in guide_commands("ingot"):
+        name, words = line[0], [shelf if word == "~/models" else word for word in line]
+        if name == "serve":
+            words += [] if "--help" in words else ["--print-config"]
+        elif not ((name in WITHOUT_HUB and "add" not in words) or line == ["show", "smollm2-135m"]):
+            words = [*line[:2], "--help"] if name in ("bench", "cache", "service") else [name, "--help"]
+        env = clean_environment() | {"INGOT_MODELS_DIR": shelf} | variables
+        done = subprocess.run([programs / "ingot", *words], cwd=elsewhere, env=env, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.strip(), (words, done.stderr)
+        assert line != ["ps"] or port in done.stdout
+        ran += 1
+    assert ran > 40
+
+
+def test_the_requests_of_the_guides_are_answered(client: ServerClient, said: list[str]) -> None:
+    url = said[0].split()[1].removesuffix("/v1")
+    for _, words in guide_commands("curl"):
+        if any(part in " ".join(words) for part in ("/v1/audio", "@", "specprefill")):
+            continue
+        sent = [word.replace("http://127.0.0.1:8000", url) for word in words]
+        done = subprocess.run(["curl", "-sS", "--fail-with-body", *sent], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 
 def test_an_installed_server_has_its_page(client: ServerClient) -> None:

@@ -30,6 +30,17 @@ async def test_a_whole_answer_has_the_requests_one_id_everywhere() -> None:
     assert made.json()["choices"][0]["message"]["content"] == "Hello, world"
 
 
+@pytest.mark.parametrize(("stated", "most"), [({}, 5), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 2}, 2)])
+async def test_the_settings_limit_of_an_answer_holds_unless_a_request_states_one(
+    stated: dict[str, int], most: int
+) -> None:
+    engine = ScriptedEngine()
+    for path in ("/v1/chat/completions", "/api/chat"):
+        body = ASK | (stated if path.startswith("/v1") else {"options": {"num_predict": most} if stated else {}})
+        assert (await call(build_app(engine, settings(max_tokens=5)), path=path, body=body)).status == 200
+    assert [request.max_tokens for request in engine.requests] == [most, most]
+
+
 async def test_a_clients_own_request_id_is_not_taken_over() -> None:
     made = await call(build_app(ScriptedEngine(), settings()), body=ASK, headers={"x-request-id": "mine"})
     assert made.headers["x-request-id"] != "mine"
