@@ -60,7 +60,7 @@ def test_the_same_server_has_the_same_fingerprint_again(fingerprint: str) -> Non
 
 
 def test_a_codec_makes_answers_depend_on_what_was_cached_unless_they_are_exact(fingerprint: str) -> None:
-    [(said, found), (exact, _)] = answer(DENSE, {}, {"exact": True}, cache_codec="affine8", **DETERMINISTIC)
+    [(said, found), (exact, _)] = answer(DENSE, {}, {"cache": "exact"}, cache_codec="affine8", **DETERMINISTIC)
     assert said == {"reproducible": False, "varies": "codec"} and found != fingerprint
     assert exact == {"reproducible": True}
 
