@@ -1,4 +1,4 @@
-"""Real models by default settings: whatever else is computed, and wherever a prompt is cut, cached or read from disk, a
+"""Real models by default settings: whatever else is computed, and wherever a prompt is cut, cached or preempted, a
 request gives the tokens that it gives alone. With AMX, `--deterministic` is needed for that."""
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ def play(engine: Engine, alone: list[tuple[int, ...]], number: int) -> None:
 
 
 def happened(engine: Engine) -> dict[str, int]:
-    """What could have changed answers, since the engine's start."""
+    """What could have changed answers, since the engine's start. The disk is not among it: these models compute such
+    prompts faster than records are read (`test_disk.py` has it)."""
     done, speculation = engine.figures, engine.speculation
     return {
         "preempted sequences": done.preemptions,
         "cached tokens": done.matched_tokens,
-        "tokens read from disk": done.read_tokens,
         "accepted draft tokens": speculation.accepted_tokens,
     }
 
@@ -149,8 +149,7 @@ def test_any_schedule_gives_the_tokens_that_each_request_gives_alone(
     engine: Engine, alone: list[tuple[int, ...]], number: int
 ) -> None:
     play(engine, alone, number)
-    done = happened(engine)
-    assert done["preempted sequences"] and done["cached tokens"] and done["accepted draft tokens"], done
+    assert all(happened(engine).values()), f"nothing was tested of some: {happened(engine)}"
 
 
 @pytest.mark.slow
