@@ -460,7 +460,8 @@ class ModelCard:
     sees: tuple[MediaKind, ...] = ()  # its inputs besides text
     scorer: str = ""  # of prompts for SpecPrefill; empty without it
     lossy: tuple[str, ...] = ()  # settings that change its answers, as the receipt names them
-    arithmetic: str = ""  # what the last bits depend on: instruction sets, codecs
+    arithmetic: str = ""  # what the last bits depend on: kernels, instruction sets, codecs
+    weights: str = ""  # a fingerprint of their files
     varies: str = ""  # why an answer may depend on what else is computed or was cached; empty if it does not
     lossy_kv: bool = False  # it also does where a request may reuse KV that a codec changed
     exact_context: int | None = None  # for exact requests, where others' KV is quantised: memory holds less

@@ -31,6 +31,10 @@ from ingot.models.forward import kv_states_for
 
 GB: Final = 1_000_000_000
 READ_BYTES: Final = 1 << 22
+FIRST_BYTES: Final = 1 << 20
+SAMPLES: Final = 256
+"""Of each file of weights, for a fingerprint."""
+SAMPLE_BYTES: Final = 1 << 10
 
 
 def open_disk_cache(
@@ -143,6 +147,22 @@ def remembered_digest(folder: Path, memory: Path, secret: bytes) -> str:
     except OSError:
         part.unlink(missing_ok=True)
     return found
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Of the configuration and the weights, without reading all of them: their files' beginnings, where tensors are
+    listed, and samples all over them. It tells apart models that were trained differently; a file in which only few
+    weights were changed may escape it."""
+    whole = blake2b(digest_size=16)
+    for file in _digested_files(folder):
+        size = file.stat().st_size
+        whole.update(size.to_bytes(8, "little"))
+        with file.open("rb", buffering=0) as stream:
+            whole.update(stream.read(FIRST_BYTES))
+            for number in range(SAMPLES if size > FIRST_BYTES else 0):
+                stream.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+                whole.update(stream.read(SAMPLE_BYTES))
+    return whole.hexdigest()
 
 
 def _mac(secret: bytes, *values: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
@@ -20,9 +21,10 @@ from ingot.kernels.device import Device
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.files.model_config import older_config_names
-from ingot.models.layers.attention import QUERY_TILE
+from ingot.models.layers.attention import QUERY_TILE, MixedAttention
 from ingot.models.layers.attention_setup import gathers_pages
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
+from ingot.models.layers.fused_layers import LayerStandIn
 from ingot.models.layers.gpu_linear import (
     DenseKernelEmbedding,
     DenseKernelLinear,
@@ -30,7 +32,12 @@ from ingot.models.layers.gpu_linear import (
     QuantizedKernelLinear,
 )
 from ingot.models.layers.lm_head import LogitsSelection, lm_head_of
-from ingot.models.layers.swapping import is_tiled, unknown_mixers
+from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear
+from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, own_class
+from ingot.models.layers.norms import NativeLayerNorm, NativeRMSNorm
+from ingot.models.layers.recurrent import NativeRecurrence
+from ingot.models.layers.swapping import find_mixers, is_tiled, unknown_mixers
+from ingot.models.precision import main_dtype
 from ingot.models.probe import ProbeFindings
 from ingot.upstream import load_config, load_model
 
@@ -146,6 +153,51 @@ def model_notes_before_loading(folder: Path) -> list[str]:
     classes = model_classes_for(folder, stated)
     return mlx_lm_attention_notes(
         load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)[0]
+    )
+
+
+_IN_FIXED_ORDER = (
+    *(DenseLinear, PackedLinear, DenseEmbedding, PackedEmbedding, DenseSwitchLinear, PackedSwitchLinear),
+    *(NativeRMSNorm, NativeLayerNorm),
+)
+
+
+def parts_without_fixed_order(model: nn.Module) -> list[str]:
+    """The classes of modules that native kernels do not compute on CPUs, of a model whose modules were swapped: the
+    last bits of what MLX's own products and mlx-lm's own mixers give may depend on how many tokens are computed
+    together. Empty if every row is computed the same way."""
+    if main_dtype(model) != mx.float32:
+        return [type(model).__name__]  # native norms, gates and attention are for float32
+    every = dict(model.named_modules())
+    whole = {path for path, module in every.items() if isinstance(module, LayerStandIn)}
+    recurrent = {path for path, module in every.items() if isinstance(module, NativeRecurrence)}
+    # Of recurrent layers, projections may be left to modules.
+    inside = whole | {path for path in recurrent if every[path]._weights is not None}
+    mixers = {path: module for path, module in find_mixers(model) if not _is_within(path, inside | recurrent)}
+    wrong = [module for module in mixers.values() if not _attends_in_fixed_order(module)]
+    for path, module in every.items():
+        if _is_within(path, inside) or isinstance(module, _IN_FIXED_ORDER):
+            continue
+        if _is_within(path, recurrent):
+            own = isinstance(module, nn.Linear | nn.QuantizedLinear)
+        else:
+            own = "Norm" in own_class(module).__name__ or _owns_matrices(module)
+        wrong += [module] if own else []
+    return sorted({own_class(module).__name__ for module in wrong})
+
+
+def _is_within(path: str, outer: set[str]) -> bool:
+    return any(path == each or path.startswith(f"{each}.") for each in outer)
+
+
+def _attends_in_fixed_order(mixer: nn.Module) -> bool:
+    return isinstance(mixer, MixedAttention) and mixer.native and mixer.token_indexer is None
+
+
+def _owns_matrices(module: nn.Module) -> bool:
+    """Whether weights of more than one axis are its own, and so multiplied by its own code."""
+    return any(
+        isinstance(value, mx.array) and value.ndim > 1 and not name.startswith("_") for name, value in module.items()
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from ingot.config import Settings
 from ingot.errors import ConfigError
 from ingot.models import cache_key
-from ingot.models.cache_key import model_digest, open_disk_cache, remembered_digest
+from ingot.models.cache_key import model_digest, open_disk_cache, remembered_digest, weights_fingerprint
 
 
 @pytest.fixture
@@ -49,6 +50,19 @@ def test_a_file_that_changed_is_read_again(folder: Path, tmp_path: Path) -> None
     os.utime(weights, ns=(1, 1))
     model_digest.cache_clear()
     assert remembered_digest(folder, memory, SECRET) != before
+
+
+def test_a_fingerprint_of_weights_reads_little_and_tells_models_apart(folder: Path) -> None:
+    weights, dice = folder / "model.safetensors", Random(1)
+    weights.write_bytes(dice.randbytes(3 << 20))
+    before = weights_fingerprint(folder)
+    os.utime(weights, ns=(1, 1))
+    assert weights_fingerprint(folder) == before
+    begin = weights.read_bytes()[: cache_key.FIRST_BYTES]
+    weights.write_bytes(begin + dice.randbytes(2 << 20))
+    retrained = weights_fingerprint(folder)
+    (folder / "config.json").write_text('{"rope_theta": 1}')
+    assert len({before, retrained, weights_fingerprint(folder)}) == 3
 
 
 def test_a_digest_that_this_server_did_not_seal_is_not_believed(folder: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -49,12 +50,13 @@ from ingot.media.image_processors import read_processor
 from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor
 from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
-from ingot.models.cache_key import open_disk_cache
+from ingot.models.cache_key import open_disk_cache, weights_fingerprint
 from ingot.models.checkpoint import loading_with_pauses
 from ingot.models.files import packaged
 from ingot.models.files.gguf_files import weight_bytes
 from ingot.models.files.locate import ModelFolder
 from ingot.models.kv_codec import with_kv_codec
+from ingot.models.report import parts_without_fixed_order
 from ingot.models.vision.loading import (
     LARGEST_IMAGE,
     has_vision_tower,
@@ -157,7 +159,7 @@ def load_language_model(
         scorer="" if specprefill is None else specprefill.scorer.name,
     )
     codec = prefix_cache_codec(settings, adapter)
-    card = replace(card, **_arithmetic_facts(settings, adapter, codec))
+    card = replace(card, weights=weights_fingerprint(folder), **_arithmetic_facts(settings, adapter, codec))
     return LoadedModel(
         adapter,
         tokenizer,
@@ -223,15 +225,16 @@ def _arithmetic_facts(settings: Settings, adapter: ModelAdapter, codec: PairCode
     here, exact = adapter.device.kind, settings.deterministic
     sets = native.arithmetic(deterministic=exact) if here == "cpu" else f"{here}, deterministic {exact}"
     live = "raw" if adapter.live is None else adapter.live.described
-    if here != "cpu":  # images are not computed by the same kernels
-        held = exact and adapter.irreproducible is None and adapter.tower is None
-        varies = "" if held else "device"
-    elif not native.available():
+    # What computes images is not known to have a fixed order.
+    sees = adapter.tower is not None
+    if here != "cpu":
+        varies = "" if exact and adapter.irreproducible is None and not sees else "device"
+    elif not native.available() or sees or parts_without_fixed_order(adapter.model):
         varies = "kernels"
     else:
         varies = "amx" if native.has_wide() and not exact else ""
     return {
-        "arithmetic": f"{sets}, live codec {live}, cache codec {codec.described}",
+        "arithmetic": f"mlx {version('mlx')}, {sets}, live codec {live}, cache codec {codec.described}",
         "varies": varies,
         "lossy_kv": codec.lossy or adapter.live is not None,
     }

@@ -20,6 +20,8 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot.kernels.cpu import fastblas
@@ -97,12 +99,22 @@ def use_one_path(one: bool = True) -> None:
 
 
 def arithmetic(*, deterministic: bool) -> str:
-    """What the bits of results depend on here, besides the version: the instruction sets that are used."""
+    """What the bits of results depend on here, besides the versions: the instruction sets that are used, and the
+    extension's build."""
     if not available():
         return "mlx"
     native = native_extension()
     wide = None if deterministic else native.wide()
-    return " and ".join(name for name in (native.instruction_set(), wide) if name)
+    return f"{' and '.join(name for name in (native.instruction_set(), wide) if name)}, build {_build()}"
+
+
+@cache
+def _build() -> str:
+    """A digest of the extension's files."""
+    whole = blake2b(digest_size=8)
+    for file in sorted(Path(native_extension().__file__).parent.glob("*.so")):
+        whole.update(file.read_bytes())
+    return whole.hexdigest()
 
 
 def has_wide() -> bool:

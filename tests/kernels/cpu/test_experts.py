@@ -246,7 +246,7 @@ def test_any_way_of_calling_a_layer_of_experts_is_understood() -> None:
 
 def test_a_model_of_experts_chooses_the_same_tokens_as_with_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**tiny.CONFIGS["moe"], "hidden_size": 64, "moe_intermediate_size": 32}
-    prompt = [5, 17, 3, 29, 11, 23, 7, 19, 2] * 4
+    prompt = [5, 17, 3, 29, 11, 23, 7, 19, 2] * 2  # few enough for AMX to compute them as float32
 
     def chosen() -> tuple[list[int], Any]:
         model = tiny.random_models.build(config, spread=0.2)

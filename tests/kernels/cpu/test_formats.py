@@ -131,7 +131,7 @@ def test_mxfp4_stays_packed_where_it_would_not_fit_arranged() -> None:
 def test_a_model_of_16_bits_keeps_them_and_chooses_the_tokens_of_float32(
     dtype: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = [5, 17, 3, 29, 11, 23, 7, 19, 2] * 4
+    prompt = [5, 17, 3, 29, 11, 23, 7, 19, 2] * 2  # few enough for AMX to compute them as float32
 
     def chosen() -> tuple[list[int], Any]:
         model = tiny.random_models.build(tiny.CONFIGS[kind], spread=0.2, dtype=NARROW[dtype])

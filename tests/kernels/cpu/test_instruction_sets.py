@@ -30,13 +30,14 @@ def test_slower_instruction_sets_give_the_same_numbers(isa: str, cases: str) -> 
     if os.environ.get("INGOT_ISA"):
         pytest.skip("already running with another instruction set")
     environment = {**os.environ, "INGOT_ISA": isa}
-    asking = [sys.executable, "-c", "import mlx.core, ingot_native; print(ingot_native.instruction_set())"]
-    used = subprocess.run(
-        asking, env=environment, capture_output=True, text=True, check=True, timeout=60
-    ).stdout.strip()
+    show = "from ingot.kernels.cpu import native; print(native.arithmetic(deterministic=False), native.has_wide())"
+    asking = [sys.executable, "-c", f"import ingot.engine; {show}"]
+    told = subprocess.run(asking, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    used = told.split(",")[0]
     if used != isa and isa != "portable":
         pytest.skip(f"this machine has no {isa}")
-    assert used == isa
+    assert used == isa and told.endswith("False\n"), "slower sets compute many rows as one, and are told apart"
+    assert told != f"{native.arithmetic(deterministic=False)} False\n"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", cases, "-k", TOLD, *FILES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
