@@ -257,7 +257,10 @@ def _chosen_experts(family: str, dtype: Any) -> Any:
 
     from ingot.upstream import model_classes
 
-    module = sys.modules[model_classes({"model_type": family})[0].__module__]
+    try:
+        module = sys.modules[model_classes({"model_type": family.removesuffix("_text")})[0].__module__]
+    except ValueError:  # a family of another package
+        return []
     select = getattr(module, "group_expert_select", None) or getattr(module, "_group_expert_select", None)
     if select is None:
         return []
@@ -271,8 +274,10 @@ def main(folder: Path, tasks: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".ahead-") as made:
         os.environ[MLX_CACHE_VARIABLE] = made
         for task in tasks:
-            run_task(task)
-            target.take_over(Path(made), task)
+            try:
+                run_task(task)
+            finally:  # what fails once fails again: it is not tried at each start
+                target.take_over(Path(made), task)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def test_a_task_computes_something_small(task: str) -> None:
     assert mx.get_peak_memory() - before < 1 << 20
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "kimi_linear", "nemotron_h", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "kimi_linear", "nemotron_h", "qwen3_5_moe_text", "of_nobody"])
 def test_routers_of_all_families_are_computed_as_mlx_lm_calls_them(family: str) -> None:
     run_task(f"{ROUTER}{family} float32")
 
@@ -175,12 +175,12 @@ def test_other_processes_complete_tasks_and_leave_nothing_else(tmp_path: Path) -
     assert [file.suffix for file in folder.folder.iterdir()] == [".compiled"]
 
 
-def test_a_task_that_fails_is_logged_and_left_to_mlx(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_fails_is_logged_once_and_left_to_mlx(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = MlxKernelFolder(tmp_path / "mlx")
     with caplog.at_level(logging.WARNING, "ingot.kernels"):
         MlxCompilation(folder, ["no such thing float32"], 1).wait(lambda: None)
     assert "could not be compiled ahead" in caplog.text and "no such thing" in caplog.text
-    assert folder.missing(["no such thing float32"])
+    assert not folder.missing(["no such thing float32"])
 
 
 def test_a_load_that_is_given_up_ends_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
