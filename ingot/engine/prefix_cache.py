@@ -97,7 +97,7 @@ class PrefixCache:
 
     def _seconds(self, tokens: int) -> float:
         """What computing so many tokens takes; 0 where that is not known yet."""
-        return self._costs.prefill_ms(tokens) / 1000
+        return self._costs.prompt_ms(tokens) / 1000
 
     def attach(self, disk: DiskBackend, form: RecordForm) -> None:
         """Offload to disk what memory has no room for. `form` is that of raw records."""

@@ -180,6 +180,11 @@ class StepCosts:
     def prefill_ms(self, tokens: int) -> float:
         return self._prefill.cost(tokens) if tokens and self._prefill.known else 0.0
 
+    def prompt_ms(self, tokens: int) -> float:
+        """Of a whole prompt: where it is longer than any pass so far, of as many passes as that takes."""
+        largest = int(self._prefill.largest)
+        return self.prefill_ms(tokens) if tokens <= largest else self.prefill_ms(largest) * tokens / max(1, largest)
+
     def fixed_ms(self, rows: int) -> float:
         """What a step with at most one decoding row costs before its first prompt token; 0 where that is not sure."""
         if not self._prefill.sure:

@@ -193,3 +193,12 @@ def test_a_price_is_that_of_about_as_much_work_and_of_lately() -> None:
     for _ in range(RECENT_COSTS):
         price.observe(8000, 800)
     assert price.cost(8000) == pytest.approx(800)
+
+
+def test_a_prompt_that_is_longer_than_any_pass_so_far_is_as_many_passes() -> None:
+    costs = StepCosts(mixes=True)
+    for tokens in (64, 512, 64, 512):
+        costs.observe_prefill(tokens, 20 + tokens / 64)
+    assert costs.prompt_ms(256) == pytest.approx(24)
+    assert costs.prompt_ms(51_200) == pytest.approx(100 * 28)
+    assert StepCosts().prompt_ms(100) == 0
