@@ -121,7 +121,9 @@ def test_a_task_computes_something_small(task: str) -> None:
     assert mx.get_peak_memory() - before < 1 << 20
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe", "kimi_linear", "nemotron_h", "qwen3_5_moe_text", "of_nobody"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", "glm4_moe", "kimi_linear", "nemotron_h", "qwen3_5_moe_text", "of_nobody"]
+)
 def test_routers_of_all_families_are_computed_as_mlx_lm_calls_them(family: str) -> None:
     run_task(f"{ROUTER}{family} float32")
 
