@@ -111,9 +111,10 @@ def load(
     further: Mapping[str, Path] | None = None,
     name: str = "tiny",
 ) -> LoadedModel:
-    """What a server loads with these settings, each token computed in one way; `memory` is its whole budget. A draft
-    head may have random weights, and predict nothing."""
-    settings = replace(settings, deterministic=True)
+    """What a server loads with these settings, each token computed in one way on CPUs; `memory` is its whole budget. A
+    draft head may have random weights, and predict nothing."""
+    if device is None or device.kind == "cpu":
+        settings = replace(settings, deterministic=True)
     others = {role: ModelFolder(path, role, "random weights") for role, path in (further or {}).items()}
     share = MemoryShare(memory or 1 << 29, ALL_MODELS)
     rules = nullcontext() if device is None else acting_as(device.kind)

@@ -89,13 +89,14 @@ def run_serve(arguments: list[str]) -> int:
     known = SETTINGS["model"]
     parser.add_argument("model", nargs="?", metavar="MODEL", help=f"{known.help} (default: {known.default})")
     parser.flag("--print-config", action="store_true", help="show every setting, where it came from, and stop")
+    add_settings(parser, first=FIRST_FLAGS)
     parser.flag(
         "--all",
+        section=known.section,
         action="store_true",
         help="serve all models in the folder that --models-dir names, by their folders' and files' names; each is "
         "loaded when a request first names it",
     )
-    add_settings(parser, first=FIRST_FLAGS)
     namespace = parser.parse(arguments)
 
     def read_settings() -> Config:

@@ -90,7 +90,7 @@ def test_the_settings_that_most_users_set_come_first_in_the_help_of_serve(
     ("command", "own"),
     [
         ("pull", ["--models-dir", "--offline"]),
-        ("models", ["--json", "--models-dir"]),
+        ("models", ["--json", "--recommend", "--memory", "--models-dir"]),
         ("rm", ["--yes", "--models-dir"]),
         ("cache list", ["--cache-dir", "--json"]),
     ],

@@ -28,7 +28,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    settings = Settings(memory="3GB", context=1024)
+    settings = Settings(memory="3GB", context=1024, deterministic=True)  # which CPUs with AMX need
     made = start_engine(
         settings, ensure_packaged_model(DEFAULT_MODEL, settings, no_progress), name=DEFAULT_MODEL, source="packaged"
     )

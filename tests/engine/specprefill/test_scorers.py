@@ -49,6 +49,9 @@ from tests import engines, tiny
 from tests.engine.specprefill.world import Told, ask, draft_model, evenly, report, some
 from tests.engines import answer
 from tests.memory import pretended
+from tests.one_path import one_path
+
+__all__ = ["one_path"]
 
 METAL = Device("metal", "a CPU that follows a GPU's rules", 1 << 34)
 PLACES: list[tuple[str, Device | None, mx.Dtype]] = [
