@@ -151,7 +151,8 @@ def test_an_extra_is_noted_where_a_package_is_missing_or_of_another_version(monk
     assert found["vision"].detail == "mlx-vlm 0.6.3 is not mlx-vlm>=0.7.10,<0.8; for vision models"
     assert str(found["vision"].advice).endswith("extras add vision")
     assert (found["audio"].state, found["mcp"].detail) == ("ok", "mcp 2.3")
-    assert found["events"].detail == "without pyzmq; for `--kv-events`" and str(found["events"].advice).endswith("extras add events")
+    assert found["events"].detail == "without pyzmq; for `--kv-events`"
+    assert str(found["events"].advice).endswith("extras add events")
     assert found["bench"].state == "note"  # a version that is too new
 
 
