@@ -44,7 +44,6 @@ from ingot.models.vision.vit import (
     layers_up_to,
     merge_patches,
 )
-from ingot.upstream import create_attention_mask
 
 LLAVA_PARTS: Final = ("vision_tower", "multi_modal_projector")
 BLACK: Final = 0
@@ -152,17 +151,7 @@ BILINEAR: Final = 2
 WHITE: Final = 255
 
 
-def run_phi_over_embeddings(model: Any, states: Any, cache: Any) -> Any:
-    """Runs mlx-lm's class after its embedding."""
-    mask = create_attention_mask(states, cache[0])
-    for layer, state in zip(model.model.layers, cache, strict=True):
-        states = layer(states, mask, state)
-    return model.lm_head(model.model.norm(states))
-
-
-PHI_LANGUAGE: Final = LanguagePart(
-    "phi3", tuple((name, name) for name in _PHI_LANGUAGE_PREFIXES), None, run_phi_over_embeddings
-)
+PHI_LANGUAGE: Final = LanguagePart("phi3", tuple((name, name) for name in _PHI_LANGUAGE_PREFIXES), None)
 
 
 def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:

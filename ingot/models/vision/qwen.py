@@ -48,6 +48,7 @@ class QwenVisionTower:
     """`model` is mlx-vlm's, with the weights of its vision tower in the device's formats."""
 
     bidirectional = False
+    stand_in = None
 
     def __init__(self, model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> None:
         self._vision = vision = model.vision_tower

@@ -110,6 +110,7 @@ class TiledVisionTower:
     rotation: TileRotation | None = None
     finish: GatherStates | None = None  # from projected rows to features, where those differ
     bidirectional: bool = False
+    stand_in: int | None = None
     deep: int = 0
     axes: None = None
 
