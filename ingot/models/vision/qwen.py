@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.kernels.device import Device
-from ingot.media.image_processors import ProcessorFiles
 from ingot.media.images import View
 from ingot.media.items import MediaItem, TokenSpan
 from ingot.media.layout import Grid, Layout, Size
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.tiles import PixelNormalization
 from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, PositionArray, VisionFeatures
 from ingot.models.vision.vit import (

@@ -236,6 +236,8 @@ def language_classes(part: LanguagePart) -> ClassFinder:
 
 def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
     own = dict(config if part.config is None else config.get(part.config) or config.get(OLDER_CONFIG_NAME) or {})
+    if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():
+        own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
     return {**own, "model_type": part.type or own["model_type"]}
 
 
