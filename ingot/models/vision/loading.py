@@ -29,6 +29,7 @@ from ingot.media.items import MediaItem
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.families.description import MlpSpec
+from ingot.models.files.folder_checks import read_safetensors_header
 from ingot.models.layers.mlp import swap_gated_mlps
 from ingot.models.layers.norms import swap_gelus, swap_norms
 from ingot.models.precision import settle_precision
@@ -37,10 +38,20 @@ from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
 
-def has_vision_tower(config: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of a vision model of a known family."""
+_TOWER_WORDS: Final = ("vision", "visual", "vpm")
+"""One of them is in the names of a tower's weights, whatever the family."""
+
+
+def states_vision_tower(config: dict[str, Any]) -> bool:
+    """Whether a config is of a vision model of a known family."""
     stated = any(isinstance(config.get(name), dict) for name in ("vision_config", "img_processor"))
     return stated and config.get("model_type") in VISION_FAMILIES
+
+
+def has_vision_tower(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds the tower that its config states: some conversions are of the language model alone."""
+    names = (name for file in folder.glob("model*.safetensors") for name in read_safetensors_header(file))
+    return states_vision_tower(config) and any(word in name for name in names for word in _TOWER_WORDS)
 
 
 def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str | None = None) -> VisionTower:

@@ -13,10 +13,10 @@ from ingot.media.items import MediaItem
 from ingot.models.adapter import ModelAdapter
 
 
-def tiles_of(adapter: ModelAdapter, item: MediaItem) -> list[np.ndarray]:
+def tiles_of(tower: Any, item: MediaItem) -> list[np.ndarray]:
     """The normalised tiles [height, width, 3] that a tower is given."""
-    patches, begin, tiles = adapter.tower.pixels(item), 0, []
-    side = adapter.tower.patch
+    patches, begin, tiles = tower.pixels(item), 0, []
+    side = tower.patch
     for grid in item.layout.grids:
         for _ in range(grid.t):
             own = patches[begin : begin + grid.h * grid.w].reshape(grid.h, grid.w, side, side, 3)
@@ -34,21 +34,33 @@ def _gemma4(model: Any, tiles: list[np.ndarray]) -> mx.array:
     return found.reshape(-1, found.shape[-1]) * model.config.text_config.hidden_size**-0.5
 
 
-def _glm(model: Any, tiles: list[np.ndarray]) -> mx.array:
-    """Blocks of patches lie together, and each is two frames."""
-    (tile,), patch, merge = tiles, 8, 2
+def merged_blocks(tile: np.ndarray, patch: int, merge: int = 2) -> np.ndarray:
+    """Patches of two frames that are the same, in blocks of `merge` by `merge`."""
     rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
     blocks = tile.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
     blocks = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, patch * patch)
-    pixels = np.repeat(blocks, 2, axis=2).reshape(rows * columns, -1)
+    return np.repeat(blocks, 2, axis=2).reshape(rows * columns, -1)
+
+
+def patches_of(tile: np.ndarray, patch: int) -> np.ndarray:
+    """[patches, patch, patch, 3]"""
+    rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
+    return tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4).reshape(-1, patch, patch, 3)
+
+
+def _glm(model: Any, tiles: list[np.ndarray]) -> mx.array:
+    """Blocks of patches lie together, and each is two frames."""
+    (tile,), patch = tiles, 8
+    rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
+    pixels = merged_blocks(tile, patch)
     module = import_module(type(model.vision_tower).__module__)
     with mock.patch.object(module, "grid_sample", _sampled_bicubic, create=True):
         return model.vision_tower(mx.array(pixels), mx.array([[1, rows, columns]]))
 
 
 def _sampled_bicubic(table: mx.array, grid: mx.array) -> mx.array:
-    """As its makers sample learned positions [1, rows, columns, width] at places [1, n, 1, 2], where mlx-vlm does it from
-    two by two neighbours, of which those beyond the edges are zeros."""
+    """As its makers sample learned positions [1, rows, columns, width] at places [1, n, 1, 2]; mlx-vlm does it from two
+    by two neighbours, of which those beyond the edges are zeros."""
     learned, places = np.array(table[0]), np.array(grid[0, :, 0])
     found = []
     for x, y in places:
@@ -78,7 +90,7 @@ def _cubic(distance: float) -> float:
 def _kimi(model: Any, tiles: list[np.ndarray]) -> mx.array:
     (tile,), patch = tiles, 8
     rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
-    patches = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4).reshape(-1, patch, patch, 3)
+    patches = patches_of(tile, patch)
     module = import_module(type(model.vision_tower).__module__)
     with mock.patch.object(module, "bicubic_interpolate", _resized_bicubic):
         seen = model.vision_tower(mx.array(patches), mx.array([[rows, columns]]))
@@ -90,8 +102,7 @@ def _lfm(model: Any, tiles: list[np.ndarray]) -> mx.array:
     patch, shapes, rows = 8, [], []
     for tile in tiles:
         shapes.append((tile.shape[0] // patch, tile.shape[1] // patch))
-        own = tile.reshape(shapes[-1][0], patch, shapes[-1][1], patch, 3).transpose(0, 2, 1, 3, 4)
-        rows.append(own.reshape(shapes[-1][0] * shapes[-1][1], -1))
+        rows.append(patches_of(tile, patch).reshape(shapes[-1][0] * shapes[-1][1], -1))
     most = max(len(own) for own in rows)
     pixels = np.stack([np.pad(own, ((0, most - len(own)), (0, 0))) for own in rows])
     mask = np.stack([np.arange(most) < len(own) for own in rows]).astype(np.int32)
@@ -107,7 +118,7 @@ def _llama4(model: Any, tiles: list[np.ndarray]) -> mx.array:
 def _paddle(model: Any, tiles: list[np.ndarray]) -> mx.array:
     (tile,), patch = tiles, 8
     rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
-    patches = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3).reshape(1, -1, 3, patch, patch)
+    patches = patches_of(tile, patch).transpose(0, 3, 1, 2)[None]
     return model.visual(mx.array(patches), mx.array([[1, rows, columns]]))
 
 
@@ -123,7 +134,7 @@ FEATURES = {
 
 
 def features(model: Any, adapter: ModelAdapter, item: MediaItem) -> mx.array:
-    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter, item))
+    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item))
     return found
 
 

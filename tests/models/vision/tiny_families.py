@@ -361,7 +361,15 @@ FILES: dict[str, dict[str, Any]] = {
     "kimi_k25": {"media_proc_cfg": {"patch_size": 8, "in_patch_limit": 64, "merge_kernel_size": 2}},
     "lfm2_vl": {"encoder_patch_size": 8, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16},
     "llama4": {"size": {"height": 64, "width": 64}, "max_patches": 4, "resample": 2},
-    "paddleocr_vl": {"patch_size": 8, "merge_size": 2, "min_pixels": 1024, "max_pixels": 4096, "resample": 3},
+    "paddleocr_vl": {
+        "patch_size": 8,
+        "merge_size": 2,
+        "min_pixels": 1024,
+        "max_pixels": 4096,
+        "resample": 3,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    },
 }
 
 
