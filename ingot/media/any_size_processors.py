@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from ingot.errors import Unsupported
+from ingot.errors import ModelError, Unsupported
 from ingot.media.layout import (
     Grid,
     ImageLayoutOptions,
@@ -41,14 +41,17 @@ class Gemma4Processor(ImagesOnly):
     patch: int
     pooled: int  # patches along each side of a block that becomes one token
     tokens: int
+    whole_blocks: bool = False  # a block is one patch to the tower
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> Gemma4Processor:
-        tokens = files.image_config.get("max_soft_tokens") or files.vision.get("default_output_length") or 280
+        lengths = (files.vision.get(name) for name in ("default_output_length", "num_soft_tokens"))
+        tokens = files.image_config.get("max_soft_tokens") or next(filter(None, lengths), 280)
         return cls(
             int(files.image_config.get("patch_size") or files.vision.get("patch_size", 16)),
             int(files.image_config.get("pooling_kernel_size") or files.vision.get("pooling_kernel_size", 3)),
             int(tokens),
+            files.family == "gemma4_unified",
         )
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
@@ -60,19 +63,21 @@ class Gemma4Processor(ImagesOnly):
             columns, rows = min(max(1, size.width // size.height), tokens), 1
         elif columns == 0:
             columns, rows = 1, min(max(1, size.height // size.width), tokens)
-        grid = Grid(1, rows * self.pooled, columns * self.pooled)
+        along = 1 if self.whole_blocks else self.pooled
+        grid = Grid(1, rows * along, columns * along)
         written = GEMMA4_START + GEMMA4_IMAGE + GEMMA4_END
         return Layout(Size(columns * unit, rows * unit), grid, GEMMA4_IMAGE, written, (rows * columns,))
 
 
 GLM_START, GLM_IMAGE, GLM_END = "<|begin_of_image|>", "<|image|>", "<|end_of_image|>"
 PADDLE_START, PADDLE_IMAGE, PADDLE_END = "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>"
+MINIMAX_START, MINIMAX_IMAGE, MINIMAX_END = "]<]start of image[>[", "]<]image[>[", "]<]end of image[>["
 LOW_DETAIL_PIXELS: Final = 512 * 512
 
 
 @dataclass(frozen=True, slots=True)
 class MergedPatchesProcessor:
-    """Of GLM-4.xV, GLM-OCR and PaddleOCR-VL: an image is resized to a multiple of blocks of patches."""
+    """Of GLM-4.xV, GLM-OCR, MiniMax M3 and PaddleOCR-VL: an image is resized to a multiple of blocks of patches."""
 
     patch: int
     merge: int
@@ -80,6 +85,7 @@ class MergedPatchesProcessor:
     image_token: str
     whole: str
     counted: int = 1  # how many times an image counts towards its range of pixels
+    written: str = ""  # instead of the token alone
 
     @classmethod
     def of_glm(cls, files: ProcessorFiles) -> MergedPatchesProcessor:
@@ -95,9 +101,20 @@ class MergedPatchesProcessor:
         images = PixelRange.stated(stated, 147_384, 2_822_400)
         return cls(patch, merge, images, PADDLE_IMAGE, PADDLE_START + PADDLE_IMAGE + PADDLE_END)
 
+    @classmethod
+    def of_minimax(cls, files: ProcessorFiles) -> MergedPatchesProcessor:
+        """Raises ModelError where sides are limited, and not pixels."""
+        stated, size = files.image_config, files.image_config.get("size") or {}
+        if stated.get("max_long_side_pixel"):
+            raise ModelError("max_long_side_pixel of the image processor's config is not supported.")
+        patch, merge = int(stated.get("patch_size", 14)), int(stated.get("merge_size", 2))
+        square = size["height"] * size["width"] if {"height", "width"} <= set(size) else 451_584
+        whole = MINIMAX_START + MINIMAX_IMAGE + MINIMAX_END
+        return cls(patch, merge, PixelRange.stated(stated, 4 * 28 * 28, square), MINIMAX_IMAGE, whole, written=whole)
+
     @property
     def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(self.image_token, self.whole)}
+        return {"image": Placeholder(self.image_token, self.written or self.whole)}
 
     def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         most = layout_options.max_pixels
@@ -108,7 +125,8 @@ class MergedPatchesProcessor:
         unit = self.patch * self.merge
         resized = fit_to_pixels(self._at_least_a_unit(size, unit), unit, allowed, self.counted, self.counted)
         grid = Grid(1, resized.height // self.patch, resized.width // self.patch)
-        return Layout(resized, grid, self.image_token, self.image_token, (grid.patches // self.merge**2,))
+        written = self.written or self.image_token
+        return Layout(resized, grid, self.image_token, written, (grid.patches // self.merge**2,))
 
     def _at_least_a_unit(self, size: Size, unit: int) -> Size:
         if min(size) >= unit:

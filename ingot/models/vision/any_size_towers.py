@@ -1,5 +1,5 @@
-"""The vision towers of Gemma 4, GLM-4.xV and GLM-OCR, Kimi VL and K2.5, LFM2-VL and PaddleOCR-VL, which see an image in
-its own shape: one tile of as many patches as its sides ask for.
+"""The vision towers of Gemma 4, GLM-4.xV and GLM-OCR, Kimi VL and K2.5, LFM2-VL, MiniMax M3 and PaddleOCR-VL, which see
+an image in its own shape: one tile of as many patches as its sides ask for. Gemma 4 unified has no layers there.
 
 Positions are rotary, by column and row, or learned for a square and interpolated for the image's shape, or both.
 LFM2-VL cuts a large image into square tiles, and sees the whole in its own shape behind them.
@@ -8,6 +8,7 @@ LFM2-VL cuts a large image into square tiles, and sees the whole in its own shap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.images import Pixels, View
 from ingot.media.layout import Grid, Layout, Size
@@ -31,9 +33,11 @@ from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArra
 from ingot.models.vision.vit import (
     Vit,
     VitLayer,
+    VitRotation,
     WorkSlicing,
     grid_rotation,
     joint_projection_of,
+    layers_up_to,
     merge_patches,
 )
 
@@ -109,6 +113,48 @@ def _gemma4_layer(own: Any, layer: Any) -> VitLayer:
         layer.mlp,
         after=(layer.post_attention_layernorm, layer.post_feedforward_layernorm),
         pairs="axes",
+    )
+
+
+GEMMA4_UNIFIED_PARTS: Final = ("vision_embedder", "embed_vision")
+
+
+def gemma4_unified_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """Without an encoder: large patches are normed and multiplied by one matrix."""
+    embedder, stated, text = model.vision_embedder, model.config.vision_config, model.config.text_config
+    hidden = int(text.hidden_size)
+    vit = Vit(
+        embedder.patch_dense,
+        (),
+        1,
+        WorkSlicing.on(device),
+        before=embedder.patch_ln1,
+        embedded=embedder.patch_ln2,
+        opening=embedder.pos_norm,
+    )
+    table = embedder.pos_embedding
+
+    def learned(grid: Grid) -> mx.array:
+        """By column and by row."""
+        both = table[: grid.w, 0][None] + table[: grid.h, 1][:, None]
+        return both.reshape(grid.h * grid.w, -1)
+
+    def project(rows: mx.array) -> mx.array:
+        # The language model multiplies its input embeddings by the root of its size.
+        embedded: mx.array = model.embed_vision(rows)
+        return embedded * hidden**-0.5
+
+    return TiledVisionTower(
+        vit,
+        (embedder, model.embed_vision),
+        stated.model_patch_size,
+        hidden,
+        PixelNormalization.stated({**files.image_config, "do_normalize": False}),
+        gather=lambda states, grid: states,
+        project=project,
+        learned=learned,
+        bidirectional=text.use_bidirectional_attention == "vision",
+        stand_in=int(text.pad_token_id) if text.hidden_size_per_layer_input else None,
     )
 
 
@@ -293,6 +339,64 @@ def _siglip_layer(layer: Any) -> VitLayer:
     own = layer.self_attn
     joint = own.qkv if "qkv" in own else joint_projection_of(own.q_proj, own.k_proj, own.v_proj)
     return VitLayer(layer.layer_norm1, joint, own.out_proj, layer.layer_norm2, layer.mlp)
+
+
+MINIMAX_PARTS: Final = ("vision_tower", "multi_modal_projector", "patch_merge_mlp")
+
+
+def minimax_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """Raises ModelError where the config selects the features of several layers, or leaves some out."""
+    vision, stated = model.vision_tower.vision_model, model.config.vision_config
+    if model.config.vision_feature_select_strategy != "full":
+        raise ModelError("vision_feature_select_strategy other than full is not supported: there is no class.")
+    merge, heads = int(stated.spatial_merge_size), int(stated.num_attention_heads)
+    size = stated.hidden_size // heads
+    axis = 2 * (2 * (size // 2) // 3 // 2)  # numbers of a head that are rotated by each of time, rows and columns
+    order, patches = _rotated_first(size, 3 * axis), nn.Module()
+    weight = vision.embeddings.patch_embedding.weight
+    patches.weight = weight.sum(axis=2).transpose(0, 2, 3, 1)  # of pairs of frames, of which an image is both
+    vit = Vit(
+        patches,
+        [
+            replace(_siglip_layer(layer), pairs=order)
+            for layer in layers_up_to(vision.encoder.layers, model.config.vision_feature_layer)
+        ],
+        heads,
+        WorkSlicing.on(device),
+        opening=vision.pre_layrnorm,
+    )
+
+    def project(rows: mx.array) -> mx.array:
+        """Each patch, and then blocks of them."""
+        projected = model.multi_modal_projector(rows.reshape(rows.shape[0], merge * merge, -1))
+        merged: mx.array = model.patch_merge_mlp(projected.reshape(rows.shape[0], -1))
+        return merged
+
+    def rotation(grid: Grid) -> VitRotation:
+        speeds = 1.0 / float(stated.rope_theta) ** (np.arange(0, axis, 2, dtype=np.float32) / axis)
+        down, across = np.meshgrid(np.arange(grid.h), np.arange(grid.w), indexing="ij")
+        by_axis = [at.reshape(-1, 1) * speeds for at in (np.zeros_like(down), down, across)]
+        still = np.zeros((down.size, size // 2 - 3 * axis // 2))
+        angles = mx.array(np.concatenate([*by_axis, still], axis=-1).astype(np.float32))[:, None]
+        return mx.cos(angles), mx.sin(angles)
+
+    return TiledVisionTower(
+        vit,
+        (model.vision_tower, model.multi_modal_projector, model.patch_merge_mlp),
+        stated.patch_size,
+        int(model.config.text_config.hidden_size),
+        PixelNormalization.stated(files.image_config, *CLIP_NORMALIZATION),
+        gather=lambda states, grid: merge_patches(states, grid, merge),
+        project=project,
+        rotation=rotation,
+    )
+
+
+def _rotated_first(size: int, rotated: int) -> tuple[int, ...]:
+    """The order of a head's numbers in which its halves are rotated together, where only its first ones are rotated."""
+    half, still = rotated // 2, (size - rotated) // 2
+    first = [*range(half), *range(rotated, rotated + still)]
+    return (*first, *range(half, rotated), *range(rotated + still, size))
 
 
 PADDLE_PARTS: Final = ("visual",)

@@ -37,7 +37,6 @@ from ingot.models.vision import any_size_towers, clip_towers, qwen, siglip_tower
 from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
-
 _TOWER_WORDS: Final = ("vision", "visual", "vpm")
 """One of them is in the names of a tower's weights, whatever the family."""
 
@@ -203,6 +202,8 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "phi3_v": VisionFamily(clip_towers.phi3_tower, clip_towers.PHI_PARTS, clip_towers.PHI_LANGUAGE),
     **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
     "gemma4": VisionFamily(any_size_towers.gemma4_tower, any_size_towers.GEMMA4_PARTS),
+    "gemma4_unified": VisionFamily(any_size_towers.gemma4_unified_tower, any_size_towers.GEMMA4_UNIFIED_PARTS),
+    "minimax_m3_vl": VisionFamily(any_size_towers.minimax_tower, any_size_towers.MINIMAX_PARTS),
     **dict.fromkeys(("glm4v", "glm_ocr"), VisionFamily(*_GLM, any_size_towers.GLM_LANGUAGE)),
     "glm4v_moe": VisionFamily(*_GLM, any_size_towers.GLM_MOE_LANGUAGE),
     "kimi_k25": VisionFamily(any_size_towers.kimi_tower, any_size_towers.KIMI_K25_PARTS),

@@ -24,9 +24,10 @@ from ingot.kernels.device import Device, DeviceKind
 from ingot.media.layout import Grid
 
 RowFunction = Callable[[mx.array], mx.array]
-HeadPairs = Literal["halves", "neighbours", "axes"]
+HeadPairs = Literal["halves", "neighbours", "axes"] | tuple[int, ...]
 """Which two numbers of a head are rotated together: those of its halves, neighbours, or those of the halves of each of
-its two halves, of which one is rotated by columns and the other by rows."""
+its two halves, of which one is rotated by columns and the other by rows. Or an order of its numbers in which they are
+those of its halves."""
 VitRotation = tuple[mx.array, mx.array]
 """Cosines and sines [rows, 1, size / 2]."""
 GridOrder = Literal["rows first", "columns first", "alternating"]
@@ -86,6 +87,7 @@ class Vit:
     slicing: WorkSlicing
     positions: mx.array | None = None  # learned, [rows of a tile, width]
     first: mx.array | None = None  # a row before each tile's patches, [width]
+    before: RowFunction | None = None  # a norm of patches
     embedded: RowFunction | None = None  # a norm before positions are added
     opening: RowFunction | None = None  # a norm before all layers
     closing: RowFunction | None = None  # and one after them
@@ -119,6 +121,7 @@ class Vit:
     def _embed(self, pixels: mx.array) -> mx.array:
         """The convolution of a patch with a kernel of its own size is a product."""
         weight = self.patches.weight.reshape(self.width, -1)
+        pixels = pixels if self.before is None else self.before(pixels)
         embedded = pixels.astype(weight.dtype) @ weight.T
         embedded = embedded + self.patches.bias if "bias" in self.patches else embedded
         return embedded if self.embedded is None else self.embedded(embedded)
@@ -246,7 +249,9 @@ def heads_in_halves(heads: mx.array, pairs: HeadPairs) -> mx.array:
         return heads
     rows, _, count, size = heads.shape
     turned = heads[:, :2]
-    if pairs == "neighbours":
+    if isinstance(pairs, tuple):
+        turned = turned[..., mx.array(pairs, dtype=mx.int32)]
+    elif pairs == "neighbours":
         turned = turned.reshape(rows, 2, count, size // 2, 2).swapaxes(-1, -2)
     else:
         turned = turned.reshape(rows, 2, count, 2, 2, size // 4).swapaxes(-2, -3)

@@ -115,6 +115,22 @@ def _llama4(model: Any, tiles: list[np.ndarray]) -> mx.array:
     return model.multi_modal_projector(seen.reshape(-1, seen.shape[-1]))
 
 
+def _gemma4_unified(model: Any, tiles: list[np.ndarray]) -> mx.array:
+    (tile,), patch = tiles, 24
+    rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
+    down, across = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    places = np.stack([across, down], axis=-1).reshape(1, -1, 2)
+    pixels = patches_of(tile, patch).reshape(1, rows * columns, -1)
+    found = model.get_image_features(mx.array(pixels), mx.array(places))
+    return found * model.config.text_config.hidden_size**-0.5
+
+
+def _minimax(model: Any, tiles: list[np.ndarray]) -> mx.array:
+    (tile,), patch = tiles, 8
+    grid = mx.array([[1, tile.shape[0] // patch, tile.shape[1] // patch]])
+    return model.encode_image(mx.array(merged_blocks(tile, patch)), grid)
+
+
 def _paddle(model: Any, tiles: list[np.ndarray]) -> mx.array:
     (tile,), patch = tiles, 8
     rows, columns = tile.shape[0] // patch, tile.shape[1] // patch
@@ -126,6 +142,8 @@ FEATURES = {
     "gemma4": _gemma4,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), _glm),
     **dict.fromkeys(("kimi_vl", "kimi_k25"), _kimi),
+    "gemma4_unified": _gemma4_unified,
+    "minimax_m3_vl": _minimax,
     "lfm2_vl": _lfm,
     "llama4": _llama4,
     "paddleocr_vl": _paddle,
@@ -147,7 +165,7 @@ def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[Med
         at = mx.array([position for begin, end in item.runs for position in range(begin, end)])
         embeds[0, at] = features(model, adapter, item)
     positions = adapter.tower.positions(len(tokens), items)
-    if adapter.family == "gemma4":
+    if adapter.family.startswith("gemma4"):
         return _gemma4_logits(model, tokens, embeds, items)
     if positions is None:
         return language(mx.array([tokens]), inputs_embeds=embeds).logits[0]

@@ -31,6 +31,7 @@ PROCESSORS = {
 OWN_SHAPE = {
     "gemma4": ("transformers.models.gemma4.image_processing_pil_gemma4", "Gemma4ImageProcessorPil"),
     "glm4v": ("transformers.models.glm4v.image_processing_pil_glm4v", "Glm4vImageProcessorPil"),
+    "minimax_m3_vl": ("mlx_vlm.models.minimax_m3_vl.processing_minimax_m3_vl", "MiniMaxM3VLImageProcessor"),
     "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
     "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
     "lfm2_vl": ("mlx_vlm.models.lfm2_vl.processing_lfm2_vl", "Lfm2VlNumpyImageProcessor"),
@@ -96,7 +97,7 @@ def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
 
 def own_patches(family: str, tiles: list[np.ndarray]) -> np.ndarray:
     """As the family's own processor arranges them."""
-    if family == "glm4v":
+    if family in ("glm4v", "minimax_m3_vl"):
         return merged_blocks(tiles[0], 8)
     patches = np.concatenate([patches_of(tile, 8) for tile in tiles])
     if family.startswith("kimi") or family == "paddleocr_vl":
