@@ -44,6 +44,7 @@ class Layout:
     times: tuple[float, ...] = ()  # of each of `grid.t` in a video, in seconds
     interval: float = 0.0  # seconds between two of `grid.t`, as the model's own processor computes it
     covered: Size | None = None  # the patches that an image covers of its tiles; None: all of them
+    apart: Grid | None = None  # of the whole image behind its tiles, where that has another grid than they
 
     def __post_init__(self) -> None:
         assert self.written.count(self.token) == len(self.runs), "there must be a run for each token"
@@ -51,6 +52,10 @@ class Layout:
     @property
     def features(self) -> int:
         return sum(self.runs)
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        return (self.grid,) if self.apart is None else (self.grid, self.apart)
 
 
 @dataclass(frozen=True, slots=True)

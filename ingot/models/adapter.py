@@ -256,7 +256,7 @@ class ModelAdapter:
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
-        vision = None if visual is None else (visual, self.deepstack)
+        vision = None if visual is None or self.tower is None else (visual, self.deepstack, self.tower.stand_in)
         compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
             return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)

@@ -21,11 +21,11 @@ from ingot.media.image_processors import (
     LlavaProcessor,
     Phi3Processor,
     PixtralProcessor,
-    ProcessorFiles,
     QwenProcessor,
     read_processor,
 )
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
+from ingot.media.processor_parts import ProcessorFiles
 
 ANY = ImageLayoutOptions()
 

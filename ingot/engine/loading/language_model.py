@@ -62,6 +62,7 @@ from ingot.models.vision.loading import (
     has_vision_tower,
     largest_image_needs,
     require_vision,
+    states_vision_tower,
     warm_up_vision_tower,
 )
 from ingot.models.vision.tower import EncodingBytes, VisionTower
@@ -442,7 +443,7 @@ class VisionSupport:
         """As the model's files and the settings say. Raises ModelError."""
         if (refusal := REFUSED_FAMILIES.get(str(config.get("model_type")))) is not None:
             raise ModelError(refusal)
-        if has_vision_tower(config):
+        if has_vision_tower(folder, config):
             if settings.text_only:
                 return cls(
                     read_processor(folder),
@@ -452,7 +453,9 @@ class VisionSupport:
             require_vision()
             return cls(read_processor(folder), with_vision=True)
         notes = []
-        if isinstance(config.get("vision_config"), dict):
+        if states_vision_tower(config):
+            notes.append("text alone: the model's files hold no weights of its vision tower")
+        elif isinstance(config.get("vision_config"), dict):
             notes.append("text alone: its vision tower is of an unknown family")
         asked = [
             name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given

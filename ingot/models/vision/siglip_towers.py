@@ -1,7 +1,7 @@
-"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP) and of InternVL (InternViT).
+"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP), of InternVL (InternViT), and of Llama 4.
 
-Gemma 3 sees a square, whose states are pooled to as many features as any image has. Idefics, SmolVLM and InternVL see
-each tile and the whole image for itself; a block of states becomes one feature.
+Gemma 3 sees a square, whose states are pooled to as many features as any image has. The others see each tile and the
+whole image for itself; a block of states becomes one feature.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.image_processors import IdeficsProcessor, ProcessorFiles
+from ingot.media.image_processors import IdeficsProcessor
 from ingot.media.images import Pixels, View
-from ingot.media.layout import Layout, Size
+from ingot.media.layout import Grid, Layout, Size
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, cut_square_tiles
 from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
     RowFunction,
     Vit,
     VitLayer,
+    VitRotation,
     WorkSlicing,
     clip_vit,
+    grid_rotation,
     joint_projection_of,
     merge_patches,
 )
@@ -43,7 +47,7 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     vit = clip_vit(vision, vision.encoder.layers, heads, device, closing=vision.post_layernorm)
     hidden = int(model.config.text_config.hidden_size)
 
-    def pool(states: mx.array, layout: Layout) -> mx.array:
+    def pool(states: mx.array, grid: Grid) -> mx.array:
         tiles, _, width = states.shape
         side, step = projector.tokens_per_side, projector.kernel_size
         blocks = states.reshape(tiles, side, step, side, step, width)
@@ -107,7 +111,7 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         normal,
         views=views,
         cut=cut,
-        gather=lambda states, layout: merge_patches(states, layout, model.config.scale_factor),
+        gather=lambda states, grid: merge_patches(states, grid, model.config.scale_factor),
         project=model.connector.modality_projection,
     )
 
@@ -169,7 +173,7 @@ def _internvl_tower(
         normal,
         views=views,
         cut=cut,
-        gather=lambda states, layout: merge_patches(states[:, 1:], layout, along),
+        gather=lambda states, grid: merge_patches(states[:, 1:], grid, along),
         project=project,
     )
 
@@ -194,3 +198,71 @@ def _internvl_chat_layer(layer: Any) -> VitLayer:
 
     joint = project_normed if own.qk_normalization else own.qkv
     return VitLayer(layer.norm1, joint, own.proj, layer.norm2, layer.mlp, (layer.ls1, layer.ls2))
+
+
+LLAMA4_PARTS: Final = ("vision_model", "multi_modal_projector")
+
+
+def llama4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """The class, which is behind a tile's patches in the model, is before them here: rows attend alike in any order."""
+    vision, stated = model.vision_model, model.config.vision_config
+    learned = vision.positional_embedding_vlm
+    vit = Vit(
+        _colours_last(vision.patch_embedding.linear, int(stated.patch_size)),
+        [_llama4_layer(layer) for layer in vision.model.layers],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        positions=mx.concatenate([learned[-1:], learned[:-1]]),
+        first=vision.class_embedding,
+        opening=vision.layernorm_pre,
+        closing=vision.layernorm_post,
+    )
+    normal = PixelNormalization.stated(files.image_config, resample=BILINEAR)
+    side, along = int(stated.image_size), round(1 / stated.pixel_shuffle_ratio)
+    adapter = vision.vision_adapter
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        whole = Size(side, side)
+        return ((layout.size,), (whole,)) if layout.grid.t > 1 else ((layout.size,),)
+
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Row by row of a canvas whose right and lower edges are black, and the whole image last."""
+        assert layout.covered is not None, "an image has columns and rows of tiles"
+        height, width = layout.covered.height * side, layout.covered.width * side
+        canvas = np.zeros((height, width, 3), dtype=np.uint8)
+        canvas[: frames[0].shape[0], : frames[0].shape[1]] = frames[0]
+        return map(normal, (*cut_square_tiles(canvas, side), *frames[1:]))
+
+    def rotation(grid: Grid) -> VitRotation:
+        """Columns and rows are counted from one, and the class is not rotated."""
+        return grid_rotation(
+            grid, stated.hidden_size // stated.num_attention_heads, float(stated.rope_theta), "columns first", begin=1
+        )
+
+    return TiledVisionTower(
+        vit,
+        (vision, model.multi_modal_projector),
+        stated.patch_size,
+        int(model.config.text_config.hidden_size),
+        normal,
+        views=views,
+        cut=cut,
+        gather=lambda states, grid: merge_patches(states[:, 1:], grid, along),
+        project=lambda rows: model.multi_modal_projector(adapter.mlp(rows)),
+        rotation=rotation,
+    )
+
+
+def _colours_last(linear: Any, patch: int) -> nn.Module:
+    """The product with a patch whose colours come first, for one whose colours come last."""
+    turned = nn.Module()
+    turned.weight = linear.weight.reshape(-1, 3, patch, patch).transpose(0, 2, 3, 1)
+    return turned
+
+
+def _llama4_layer(layer: Any) -> VitLayer:
+    own = layer.self_attn
+    joint = joint_projection_of(own.q_proj, own.k_proj, own.v_proj)
+    return VitLayer(
+        layer.input_layernorm, joint, own.o_proj, layer.post_attention_layernorm, layer.mlp, pairs="neighbours"
+    )

@@ -87,6 +87,10 @@ class VisionTower(Protocol):
     def bidirectional(self) -> bool:
         """Whether the tokens of an image all see each other, later ones too."""
 
+    @property
+    def stand_in(self) -> int | None:
+        """The token that layers which look tokens up themselves see in the places of features; None: the prompt's."""
+
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
         """The positions of a prompt's tokens. None where `axes` is."""
 
@@ -113,6 +117,12 @@ class VisualInputs:
         flat = embedded.reshape(-1, embedded.shape[-1])
         flat[self.indices] = self.embeddings.astype(embedded.dtype)
         return flat.reshape(embedded.shape)
+
+    def replacing(self, tokens: mx.array, stand_in: int) -> mx.array:
+        """Tokens [rows, width], with this one in the places of features."""
+        flat = tokens.reshape(-1)
+        flat[self.indices] = stand_in
+        return flat.reshape(tokens.shape)
 
     def behind(self, layers: DeepStack | None) -> AbstractContextManager[None]:
         """While this is open, the model's first layers add their features."""
@@ -181,9 +191,6 @@ def swap_deepstack_layers(model: Any, count: int) -> DeepStack | None:
 OLDER_CONFIG_NAME = "llm_config"
 """The key of the language model's config in some checkpoints."""
 
-OverEmbeddings = Callable[[Any, Any, Any], Any]
-"""From the model, embeddings and KV states to logits."""
-
 ClassFinder = Callable[..., tuple[type, type]]
 
 
@@ -195,7 +202,6 @@ class LanguagePart:
     type: str | None  # None: that of the language model's own config
     renamed: tuple[tuple[str, str], ...]
     config: str | None = "text_config"  # its key in the whole config; None: it is the whole one
-    over: OverEmbeddings | None = None  # how the model runs over embeddings, where mlx-lm's class takes tokens alone
 
 
 LANGUAGE_PREFIXES: Final = (
@@ -218,12 +224,6 @@ def language_classes(part: LanguagePart) -> ClassFinder:
                 own = dict(_language_weights(weights, part))
                 return super().sanitize(own) if hasattr(model_class, "sanitize") else own
 
-            def __call__(self, inputs: Any, cache: Any = None, **kwargs: Any) -> Any:
-                embeddings = kwargs.get("input_embeddings")
-                if part.over is None or embeddings is None:
-                    return super().__call__(inputs, cache=cache, **kwargs)
-                return part.over(self, embeddings, cache)
-
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
             @classmethod
             def from_dict(cls, params: dict[str, Any]) -> Any:
@@ -236,6 +236,8 @@ def language_classes(part: LanguagePart) -> ClassFinder:
 
 def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
     own = dict(config if part.config is None else config.get(part.config) or config.get(OLDER_CONFIG_NAME) or {})
+    if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():
+        own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
     return {**own, "model_type": part.type or own["model_type"]}
 
 
