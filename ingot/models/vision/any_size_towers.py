@@ -176,7 +176,7 @@ def glm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
         embedded=vision.post_conv_layernorm if "post_conv_layernorm" in vision else None,
         closing=vision.post_layernorm,
     )
-    downsample = vision.downsample
+    downsample, count = vision.downsample, (stated.image_size // stated.patch_size) ** 2
     weight = downsample.weight.reshape(downsample.weight.shape[0], -1)
 
     def project(rows: mx.array) -> mx.array:
@@ -193,7 +193,9 @@ def glm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
         gather=lambda states, grid: merge_patches(states, grid, merge),
         project=project,
         rotation=lambda grid: grid_rotation(grid, stated.hidden_size // stated.num_heads, GLM_THETA),
-        learned=interpolated(vision.embeddings.position_embedding, resize_bicubic) if "embeddings" in vision else None,
+        learned=interpolated(_table(vision.embeddings.position_embedding, count), resize_bicubic)
+        if "embeddings" in vision
+        else None,
         **_mrope(config, merge),
     )
 
@@ -273,7 +275,7 @@ def kimi_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         gather=lambda states, grid: merge_patches(states, grid, merge),
         project=project,
         rotation=lambda grid: grid_rotation(grid, stated.embed_dim // stated.num_heads, KIMI_THETA, "alternating"),
-        learned=interpolated(vision.patch_embed.pos_emb, resize_bicubic),
+        learned=interpolated(lambda: vision.patch_embed.pos_emb.weight.flatten(end_axis=1), resize_bicubic),
     )
 
 
@@ -327,7 +329,9 @@ def lfm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
         cut=cut,
         gather=lambda states, grid: merge_patches(states, grid, along),
         project=model.multi_modal_projector,
-        learned=interpolated(vision.embeddings.position_embedding, partial(resize_bilinear, antialias=True)),
+        learned=interpolated(
+            _table(vision.embeddings.position_embedding, stated.num_patches), partial(resize_bilinear, antialias=True)
+        ),
     )
 
 
@@ -407,6 +411,7 @@ PADDLE_THETA: Final = 10000.0
 def paddle_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     vision, stated = model.visual, model.config.vision_config
     merge, projector = int(stated.spatial_merge_size), vision.projector
+    count = (stated.image_size // stated.patch_size) ** 2
     vit = Vit(
         vision.embeddings.patch_embedding,
         [_siglip_layer(layer) for layer in vision.layers],
@@ -429,23 +434,29 @@ def paddle_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devi
         gather=lambda states, grid: merge_patches(states, grid, merge),
         project=project,
         rotation=lambda grid: grid_rotation(grid, stated.hidden_size // stated.num_attention_heads, PADDLE_THETA),
-        learned=interpolated(vision.embeddings.position_embedding, resize_bilinear),
+        learned=interpolated(_table(vision.embeddings.position_embedding, count), resize_bilinear),
         **_mrope(config, merge),
     )
 
 
-def interpolated(table: Any, resize: Callable[[PixelArray, Size], PixelArray]) -> Callable[[Grid], mx.array]:
-    """Positions [patches, width] of a grid, interpolated between those that were learned for a square."""
+Resize = Callable[[PixelArray, Size], PixelArray]
+
+
+def interpolated(learned: Callable[[], mx.array], resize: Resize) -> Callable[[Grid], mx.array]:
+    """Positions [patches, width] of a grid, between those that were learned for a square [side * side, width]. They
+    are read when they are first needed."""
 
     @lru_cache(maxsize=8)
     def positions(rows: int, columns: int) -> mx.array:
-        learned = table.weight
-        if learned.ndim == 2:  # a table, which may be quantised
-            learned = table(mx.arange(learned.shape[0]))
-            side = round(learned.shape[0] ** 0.5)
-            learned = learned.reshape(side, side, -1)
-        square = np.array(learned.astype(mx.float32))
-        resized = square if (rows, columns) == square.shape[:2] else resize(square, Size(columns, rows))
-        return mx.array(resized.reshape(rows * columns, -1)).astype(learned.dtype)
+        table = learned()
+        side = round(table.shape[0] ** 0.5)
+        square = np.array(table.astype(mx.float32)).reshape(side, side, -1)
+        resized = square if (rows, columns) == (side, side) else resize(square, Size(columns, rows))
+        return mx.array(resized.reshape(rows * columns, -1)).astype(table.dtype)
 
     return lambda grid: positions(grid.h, grid.w)
+
+
+def _table(embedding: Any, count: int) -> Callable[[], mx.array]:
+    """So many embeddings, also of a table that is quantised."""
+    return lambda: embedding(mx.arange(count))

@@ -206,14 +206,19 @@ LLAMA4_PARTS: Final = ("vision_model", "multi_modal_projector")
 def llama4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
     """The class, which is behind a tile's patches in the model, is before them here: rows attend alike in any order."""
     vision, stated = model.vision_model, model.config.vision_config
-    learned = vision.positional_embedding_vlm
+    learned, patch = vision.positional_embedding_vlm, int(stated.patch_size)
+
+    def colours_first(rows: mx.array) -> mx.array:
+        return rows.reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2).reshape(rows.shape)
+
     vit = Vit(
-        _colours_last(vision.patch_embedding.linear, int(stated.patch_size)),
+        vision.patch_embedding.linear,
         [_llama4_layer(layer) for layer in vision.model.layers],
         stated.num_attention_heads,
         WorkSlicing.on(device),
         positions=mx.concatenate([learned[-1:], learned[:-1]]),
         first=vision.class_embedding,
+        before=colours_first,
         opening=vision.layernorm_pre,
         closing=vision.layernorm_post,
     )
@@ -251,13 +256,6 @@ def llama4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devi
         project=lambda rows: model.multi_modal_projector(adapter.mlp(rows)),
         rotation=rotation,
     )
-
-
-def _colours_last(linear: Any, patch: int) -> nn.Module:
-    """The product with a patch whose colours come first, for one whose colours come last."""
-    turned = nn.Module()
-    turned.weight = linear.weight.reshape(-1, 3, patch, patch).transpose(0, 2, 3, 1)
-    return turned
 
 
 def _llama4_layer(layer: Any) -> VitLayer:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
@@ -81,13 +82,13 @@ class VitLayer:
 
 @dataclass(frozen=True, slots=True)
 class Vit:
-    patches: Any  # the convolution that makes patches into rows
+    patches: Any  # the convolution or the linear layer that makes patches into rows
     layers: Sequence[VitLayer]
     heads: int
     slicing: WorkSlicing
     positions: mx.array | None = None  # learned, [rows of a tile, width]
     first: mx.array | None = None  # a row before each tile's patches, [width]
-    before: RowFunction | None = None  # a norm of patches
+    before: RowFunction | None = None  # what is done to the numbers of patches
     embedded: RowFunction | None = None  # a norm before positions are added
     opening: RowFunction | None = None  # a norm before all layers
     closing: RowFunction | None = None  # and one after them
@@ -120,10 +121,13 @@ class Vit:
 
     def _embed(self, pixels: mx.array) -> mx.array:
         """The convolution of a patch with a kernel of its own size is a product."""
-        weight = self.patches.weight.reshape(self.width, -1)
         pixels = pixels if self.before is None else self.before(pixels)
-        embedded = pixels.astype(weight.dtype) @ weight.T
-        embedded = embedded + self.patches.bias if "bias" in self.patches else embedded
+        if isinstance(self.patches, nn.Linear | nn.QuantizedLinear):
+            embedded = self.patches(pixels.astype(compute_dtype_of(self.patches)))
+        else:
+            weight = self.patches.weight.reshape(self.width, -1)
+            embedded = pixels.astype(weight.dtype) @ weight.T
+            embedded = embedded + self.patches.bias if "bias" in self.patches else embedded
         return embedded if self.embedded is None else self.embedded(embedded)
 
     def _with_positions(self, x: mx.array) -> mx.array:

@@ -161,7 +161,7 @@ def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -
         tower = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
         _, [item] = prompt_with(read_processor(folder), 1, ["image"])
         found.append(looked(tower, item).embeddings.astype(mx.float32))
-    assert mx.abs(found[0] - found[1]).max().item() < 0.1 * mx.abs(found[0]).max().item()
+    assert mx.abs(found[0] - found[1]).max().item() < 0.15 * mx.abs(found[0]).max().item()
     assert not mx.array_equal(*found)
 
 

@@ -192,12 +192,14 @@ OWN_SHAPE: dict[str, dict[str, Any]] = {
     "gemma4": {
         "model_type": "gemma4",
         **_MARKS,
+        "audio_config": None,
         "text_config": {**_GEMMA4, "use_bidirectional_attention": "vision"},
         "vision_config": {**_GEMMA4_VISION, "use_clipped_linears": True},
     },
     "gemma4-per-layer": {
         "model_type": "gemma4",
         **_MARKS,
+        "audio_config": None,
         "text_config": {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
         "vision_config": {**_GEMMA4_VISION, "standardize": False},
     },
