@@ -110,7 +110,16 @@ class McpCallOutputItem(Struct, tag_field="type", tag="mcp_call"):
     arguments: str
     output: str | None = None
     error: McpError | None = None
-    approval_request_id: None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequestItem(Struct, tag_field="type", tag="mcp_approval_request"):
+    """A call that the server makes once the client approves it."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
 
 
 class McpListedTool(Struct):
@@ -133,6 +142,7 @@ ResponseOutputItem = (
     | FunctionCallOutputItem
     | CustomCallOutputItem
     | McpCallOutputItem
+    | McpApprovalRequestItem
     | McpListOutputItem
 )
 
