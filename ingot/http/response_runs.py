@@ -44,7 +44,8 @@ async def stream_response_events(
 
 
 class ResponseRun:
-    """One response. `start` opens the engine's stream, unless approved calls come first, and may raise; `batches` then yields its events, to the end.
+    """One response. `start` opens the engine's stream, unless approved calls come first, and may raise; `batches` then
+    yields its events, to the end.
 
     `keep` is called once, when the response has ended and before its last event.
     """

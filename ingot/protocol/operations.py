@@ -240,6 +240,10 @@ OPERATIONS: Final = (
         Shape("responses.answers:InputItemList", query="responses.request:ITEMS_QUERY"),
         *LOOKUP_ERRORS,
     ),
+    get_operation(
+        *("listMcpServers", "/v1/mcp", "List the connected MCP servers and their tools."),
+        "responses.answers:McpServerList",
+    ),
     # Speech
     form_operation("createTranscription", "transcriptions", "Transcribe audio.", "read_transcription"),
     form_operation("createTranslation", "translations", "Translate audio to English.", "read_translation"),

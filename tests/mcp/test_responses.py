@@ -112,6 +112,12 @@ def test_a_call_of_the_clients_own_is_left_to_the_client(client: openai.OpenAI) 
     assert second.output_text == "It is 18 degrees."
 
 
+def test_connected_servers_are_listed(client: openai.OpenAI) -> None:
+    listed = client.get("/mcp", cast_to=dict[str, Any])
+    assert [server["server_label"] for server in listed["data"]] == ["tools"]
+    assert [tool["name"] for tool in listed["data"][0]["tools"]] == ["weather", "broken", "slow"]
+
+
 def test_a_call_is_made_once_it_was_approved(client: openai.OpenAI) -> None:
     asking = MCP | {"require_approval": "always"}
     first = create(client, "the weather?", tools=[asking])

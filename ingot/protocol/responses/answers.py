@@ -136,6 +136,16 @@ class McpListOutputItem(Struct, tag_field="type", tag="mcp_list_tools"):
     error: None = None
 
 
+class McpServerListed(Struct):
+    server_label: str
+    tools: list[McpListedTool]
+
+
+class McpServerList(Struct):
+    data: list[McpServerListed]
+    object: Literal["list"] = "list"
+
+
 ResponseOutputItem = (
     MessageOutputItem
     | ReasoningOutputItem

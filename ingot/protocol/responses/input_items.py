@@ -26,7 +26,17 @@ from ingot.protocol.chat.media import (
 )
 from ingot.protocol.openai.messages import ABOUT_DETAIL, IMAGE_DETAIL, ChatAudioPart, with_options
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Anything, Bool, BodyReading, FieldKind, ListOf, OneOf, Schema, Text, generalize_path
+from ingot.protocol.schema.fields import (
+    Anything,
+    BodyReading,
+    Bool,
+    FieldKind,
+    ListOf,
+    OneOf,
+    Schema,
+    Text,
+    generalize_path,
+)
 from ingot.protocol.schema.objects import IsSet, Never, Not, ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.served import ThinkingSeal
 from ingot.protocol.terms import Terms

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -54,7 +55,7 @@ from ingot.protocol.responses.answers import (
     SummaryTextPart,
     token_logprobs,
 )
-from ingot.protocol.responses.tools import OfferedTool, Toolbox
+from ingot.protocol.responses.tools import OfferedTool, RemoteMcpTool, Toolbox
 from ingot.protocol.served import ThinkingSeal
 
 ITEM_ID_FORMAT: Final = re.compile(r"[a-z]+_([0-9a-f]{24})_(?:in)?\d+")
@@ -326,6 +327,10 @@ class ResponseBuildOptions:
     cached: bool = True  # the prompt is cached
 
 
+def list_mcp_tools(tools: Iterable[RemoteMcpTool]) -> list[McpListedTool]:
+    return [McpListedTool(tool.name, tool.description, dict(tool.parameters)) for tool in tools]
+
+
 def add_rounds(total: Ended | None, ended: Ended) -> Ended:
     """What the rounds of one response took together."""
     if total is None:
@@ -483,9 +488,7 @@ class ResponseBuilder(StreamedAnswer):
     def _list_tools(self, label: str) -> list[ResponseEvent]:
         """A server's tools, which the model is shown from the start."""
         output, index = self._output, len(self._output.items)
-        tools = [
-            McpListedTool(tool.name, tool.description, dict(tool.parameters)) for tool in self.toolbox.servers[label]
-        ]
+        tools = list_mcp_tools(self.toolbox.servers[label])
         item = McpListOutputItem(make_item_id("mcpl", self.head.id, index), label, tools)
         output.items.append(item)
         return [
