@@ -98,7 +98,9 @@ async def test_a_model_is_added_while_the_server_runs_and_how_far_it_is_fetched_
     async with Call(app, "POST", "/v1/models", body={"model": "org/three"}) as adding:
         while states(await call(app, "GET", "/v1/models")).get("org/three") != "loading":
             await asyncio.sleep(0)
-        [three] = [each for each in json.loads((await call(app, "GET", "/v1/models")).body)["data"] if "/" in each["id"]]
+        [three] = [
+            each for each in json.loads((await call(app, "GET", "/v1/models")).body)["data"] if "/" in each["id"]
+        ]
         assert three["progress"] == 0.5
         garage.fetching.set()
         await adding.until(lambda: adding.complete)

@@ -56,6 +56,7 @@ class Answer:
     prompt_tokens: int = 12
     cached_tokens: int = 0
     receipt: dict[str, Any] = field(default_factory=dict)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
     disconnected: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -351,6 +352,8 @@ class Run:
     def _body(self, status: str) -> dict[str, Any]:
         answer, count = self.answer, len(self.answer.pieces)
         thoughts = {"type": "reasoning", "summary": [], "content": [{"text": "".join(answer.thoughts)}]}
+        message = _message("".join(answer.pieces))
+        message["content"][0]["logprobs"] = answer.logprobs
         ended = status in ("completed", "incomplete")
         self.response = {
             "id": self.id,
@@ -358,7 +361,7 @@ class Run:
             "background": self.background,
             "model": "smollm2-135m",
             "error": answer.error if status == "failed" else None,
-            "output": [*([thoughts] if answer.thoughts else []), _message("".join(answer.pieces))] if ended else [],
+            "output": [*([thoughts] if answer.thoughts else []), message] if ended else [],
         }
         if ended:
             self.response |= {"ingot": answer.receipt, "usage": _usage(answer, count)}
