@@ -15,8 +15,8 @@ from tests.web.sentences import STATIC, sentences
 Speak = Callable[[str], None]
 TABLE: dict[str, list[str]] = json.loads((STATIC / "translations.json").read_text(encoding="utf-8"))
 FOREIGN = """
-const names = `#announcer p, code, pre, kbd, .code, .prose, .bubble, .brand, #model, .welcome h2, .title, .choice .name, h1,
-  noscript, script, select.model`;
+const names = `#announcer p, code, pre, kbd, .code, .prose, .bubble, .brand, #model, .welcome h2, .title, .choice .name,
+  h1, noscript, script, select.model`;
 const words = /^(ingot|JSON|TTFT p50|ITL p50|p90|p99 ms|Top [kp]|Min p|A|B|[\\d.,%\\s·]*|[\\d.,]+ [KMG]?B|)$/;
 const isSaid = (text) => words.test(text.trim()) || /[\\u4e00-\\u9fff]/.test(text);
 const found = [];

@@ -106,7 +106,7 @@ def test_models_of_several_are_loaded_and_unloaded(live: Callable[[], Screen], s
     assert [row(at) for at in (1, 2, 3, 4)] == [
         "org/talk loaded · 8,192 tokens Unload",
         "vectors embedding · unloaded Load",
-        "ears audio · loading 25%",
+        "ears speech to text · loading 25%",
         "judge rerank · failed · there is no file Load",
     ]
     for at, text in ((2, "vectors embedding · loaded Unload"), (1, "org/talk unloaded · 8,192 tokens Load")):

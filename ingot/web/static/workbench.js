@@ -48,13 +48,14 @@ export class Workbench {
   show(models) {
     const ids = models.filter(({ kind = 'chat' }) => kind === 'chat').map(({ id }) => id);
     if (this.known === ids.join()) return;
+    const isFirst = !this.known;
     this.known = ids.join();
     for (const select of document.querySelectorAll('select.model')) {
       const { value } = select;
       select.replaceChildren(...ids.map((id) => element('option', { value: id }, id)));
       if (ids.includes(value)) select.value = value;
     }
-    if (ids.length > 1 && !find('compare-b').value) find('compare-b').value = ids[1];
+    if (isFirst && ids.length > 1) find('compare-b').value = ids[1];
   }
 
   async #measure(signal) {
