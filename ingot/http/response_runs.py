@@ -44,7 +44,8 @@ async def stream_response_events(
 
 
 class ResponseRun:
-    """One response. `start` opens the engine's stream, which may raise; `batches` then yields its events, to the end.
+    """One response. `start` opens the engine's stream, unless approved calls come first, and may raise; `batches` then
+    yields its events, to the end.
 
     `keep` is called once, when the response has ended and before its last event.
     """
@@ -66,16 +67,20 @@ class ResponseRun:
         return self.plan.builder.head.id
 
     async def start(self) -> None:
-        self._stream = await self._open(self.plan.first)
+        if not self.plan.approved:  # else the model goes on after those calls
+            self._stream = await self._open(self.plan.first)
 
     async def batches(self) -> AsyncGenerator[list[Struct], None]:
         """Events for the wire, a batch at a time. The last one reports an error after `start`."""
         builder = self.plan.builder
         yield builder.opening()
         try:
-            while self._stream is not None:
-                async for events in self._round(self._stream):
-                    yield events
+            for approved in self.plan.approved:
+                yield builder.begin_approved(approved)
+            while self._stream is not None or builder.calls:
+                if self._stream is not None:
+                    async for events in self._round(self._stream):
+                        yield events
                 for call in builder.calls:
                     yield await self._make(call)
                 self._stream = await self._next()

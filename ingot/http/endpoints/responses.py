@@ -25,7 +25,14 @@ from ingot.http.response_store import ResponseRuns, TenantResponses
 from ingot.http.service import GenerationService
 from ingot.http.shared_state import SharedState
 from ingot.http.streaming import EventFeed, EventFeedReader, StreamedResponse, WholeResponse, reporting_errors
-from ingot.protocol.responses.answers import DeletedResponse, ResponseEvent, ResponseTokens
+from ingot.protocol.responses.answers import (
+    DeletedResponse,
+    McpServerList,
+    McpServerListed,
+    ResponseEvent,
+    ResponseTokens,
+)
+from ingot.protocol.responses.output import list_mcp_tools
 from ingot.protocol.responses.request import (
     ITEMS_QUERY,
     RESPONSE_QUERY,
@@ -84,6 +91,7 @@ class StoredResponseEndpoints:
             "deleteResponse": self.delete,
             "cancelResponse": self.cancel,
             "listInputItems": self.input_items,
+            "listMcpServers": self.mcp_servers,
         }
 
     def _reading(self) -> BodyReading:
@@ -152,6 +160,11 @@ class StoredResponseEndpoints:
         found = run is not None and run.plan.store
         items = run.plan.items if run is not None and found else (await self.find(tenant, response_id)).input
         return JsonResponse(list_input_items(items, query))
+
+    async def mcp_servers(self, request: Request) -> Response:
+        tools = {} if self._shared_state.mcp is None else self._shared_state.mcp.tools
+        listed = [McpServerListed(label, list_mcp_tools(each)) for label, each in tools.items()]
+        return JsonResponse(McpServerList(listed))
 
 
 class ModelResponses:
