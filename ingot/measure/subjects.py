@@ -14,19 +14,22 @@ from ingot.measure.turns import Clock, Work, largest_difference, times_in_turns
 
 @dataclass(frozen=True)
 class Pair:
-    """The same thing computed twice. `wrong` is what the check of ours found."""
+    """The same thing computed twice."""
 
     ours: Work
     mlx: Work
-    wrong: str | None = None
     bound: float | None = None  # where there is no other check: the largest difference allowed
     drawn: bool = False  # both draw tokens, with other random numbers
+
+
+class WrongKernel(Exception):
+    """What the check of ours found: it is not measured."""
 
 
 @dataclass(frozen=True)
 class Subject:
     """`make` returns why there is nothing to measure, if there is not. It makes all inputs, so that only those of one
-    subject are in memory."""
+    subject are in memory. Raises WrongKernel."""
 
     name: str
     part: str | None
@@ -37,6 +40,8 @@ def figure_of(subject: Subject, *, seconds: float, clock: Clock = time.perf_coun
     """One that fails is a figure that says so: nothing keeps the next ones from being measured."""
     try:
         return _measured(subject, seconds, clock)
+    except WrongKernel as error:
+        return Figure(subject.name, "kernels", subject.part, False, str(error))
     except (RuntimeError, ValueError, TypeError, AttributeError, ImportError, KeyError, IndexError) as error:
         reason = f"fails: {' '.join(str(error).split())[:300] or type(error).__name__}"
         return Figure(subject.name, "kernels", subject.part, note=reason)
@@ -48,8 +53,6 @@ def _measured(subject: Subject, seconds: float, clock: Clock) -> Figure:
     pair = subject.make()
     if isinstance(pair, str):
         return Figure(subject.name, "kernels", subject.part, note=pair)
-    if pair.wrong is not None:
-        return Figure(subject.name, "kernels", subject.part, False, pair.wrong)
     off = None if pair.drawn else round(largest_difference(_first(pair.ours), _first(pair.mlx)), 6)
     wrong = None
     if off is not None and pair.bound is not None and not off <= pair.bound:

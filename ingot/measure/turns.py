@@ -30,16 +30,16 @@ def times_in_turns(ours: Work, mlx: Work, *, seconds: float, clock: Clock = time
     """Medians, in about so many seconds. What Python takes to ask for the work is not within the clock: where that
     matters, steps are graphs."""
     began = clock()
-    first = [_seconds(work, 1, clock) for work in (ours, mlx, ours, mlx)][2:]
+    first = [work_seconds(work, 1, clock) for work in (ours, mlx, ours, mlx)][2:]
     repeats = max(1, min(MOST_REPEATS, int(TURN_S / max(*first, 1e-6))))
     turns: list[tuple[float, float]] = []
     while len(turns) < ROUNDS and (len(turns) < LEAST_TURNS or clock() - began < seconds):
         if len(turns) % 2:
-            theirs = _seconds(mlx, repeats, clock)
-            turns.append((_seconds(ours, repeats, clock), theirs))
+            theirs = work_seconds(mlx, repeats, clock)
+            turns.append((work_seconds(ours, repeats, clock), theirs))
         else:
-            mine = _seconds(ours, repeats, clock)
-            turns.append((mine, _seconds(mlx, repeats, clock)))
+            mine = work_seconds(ours, repeats, clock)
+            turns.append((mine, work_seconds(mlx, repeats, clock)))
     return times_of(turns)
 
 
@@ -49,7 +49,8 @@ def times_of(turns: Sequence[tuple[float, float]]) -> Times:
     return Times(median(mine), median(theirs), median(ours / max(mlx, 1e-9) for ours, mlx in turns), len(turns))
 
 
-def _seconds(work: Work, repeats: int, clock: Clock) -> float:
+def work_seconds(work: Work, repeats: int, clock: Clock = time.perf_counter) -> float:
+    """What the device takes; what Python takes to ask for it, it does while the device works on an earlier step."""
     asked = [work() for _ in range(repeats)]
     mx.synchronize()
     began = clock()
