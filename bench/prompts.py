@@ -22,7 +22,7 @@ from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
-from ingot.measure.turns import work_seconds
+from ingot.measure.subjects import work_seconds
 
 SHAPES = "32/8x128,16/4x256,64/8x64"
 

@@ -18,8 +18,8 @@ from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.kernels.recurrent.mamba2 import Mamba2Shape
 from ingot.kernels.recurrent.selfcheck import MixerShape
 from ingot.kernels.recurrent.short_conv import ShortConvShape
+from ingot.measure.subjects import work_seconds
 from ingot.measure.trials import PagedTrial, RecurrentTrial
-from ingot.measure.turns import work_seconds
 
 ROUNDS = 5
 
@@ -76,7 +76,9 @@ class ChainedTrial(RecurrentTrial):
     def read(self) -> mx.array:
         """By the rule alone, of what was not convolved."""
         given = mx.zeros((self.rows * self.tokens, self.shape.convolution.channels), mx.bfloat16)
-        return self._chained(lambda spans: self.rule(given, self.joint, spans, self.states[1], *self.apart)[0])
+        return self._chained(
+            lambda spans: self.kernels.advance(given, self.joint, spans, self.states[1], *self.apart)[0]
+        )
 
     def _chained(self, launch: Callable[[RecurrentSpans], mx.array]) -> mx.array:
         self._last = launch(replace(self.spans, spans=order_after(self.spans.spans, self._last)))

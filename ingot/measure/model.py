@@ -20,7 +20,7 @@ from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels import measured
 from ingot.kernels.device import Device
 from ingot.measure.figures import Figure
-from ingot.measure.turns import largest_difference, times_in_turns, times_of
+from ingot.measure.subjects import largest_difference, times_in_turns, times_of
 from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.files.model_config import older_config_names

@@ -4,7 +4,7 @@ benchmarks use them, too.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -209,18 +209,12 @@ class RecurrentTrial(RecurrentInputs):
 
     def __init__(self, device: Device, shape: MixerShape, rows: int, tokens: int) -> None:
         super().__init__(shape, rows, tokens, mx.bfloat16)
-        self.kernels: Any = recurrent_kernels(device, shape, mx.bfloat16, self.weights)
+        self.kernels = recurrent_kernels(device, shape, mx.bfloat16, self.weights)
         self.spans = RecurrentSpans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
-
-    @property
-    def rule(self) -> Any:
-        if isinstance(self.shape, ShortConvShape):
-            return None
-        return self.kernels.advance if isinstance(self.shape, DeltaShape) else self.kernels.scan
 
     def ours(self) -> mx.array:
         """What the mixer gives between its projections, without the norm of its output."""
         found: mx.array = self.kernels.convolve(self.joint, self.spans, self.states[0])[0]
-        if self.rule is not None:
-            found = self.rule(found, self.joint, self.spans, self.states[1], *self.apart)[0]
+        if self.kernels.rule:
+            found = self.kernels.advance(found, self.joint, self.spans, self.states[1], *self.apart)[0]
         return found

@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 
 from ingot.measure.figures import LEAST_TURNS, Figure, Said, line_of, ratios_by_part
-from ingot.measure.subjects import Pair, Subject, WrongKernel, figure_of
-from ingot.measure.turns import ROUNDS, times_in_turns, times_of
+from ingot.measure.subjects import ROUNDS, Pair, Subject, WrongKernel, figure_of, times_in_turns, times_of
 
 
 class Clock:
