@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.cache_admin import PrefixCacheAdmin
@@ -147,16 +147,28 @@ class ModelEngine:
         return before - release_unused_memory()
 
 
-class PoolingEngine(ModelEngine):
-    _loaded: ServedPoolingModel
-    _workload: PoolingWorkload
+LoadedT = TypeVar("LoadedT", bound=_Loaded)
+WorkloadT = TypeVar("WorkloadT", bound=_RequestWorkload)
 
-    def _make_workload(self, post: PostMessage) -> PoolingWorkload:
-        return PoolingWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+
+class TaskEngine(ModelEngine, Generic[LoadedT, WorkloadT]):
+    """The engine of a model that does not generate."""
+
+    _loaded: LoadedT
+    _workload: WorkloadT
+    _workload_class: ClassVar[Callable[..., Any]]
+
+    def _make_workload(self, post: PostMessage) -> WorkloadT:
+        made: WorkloadT = self._workload_class(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+        return made
 
     @property
-    def model(self) -> ServedPoolingModel:
+    def model(self) -> LoadedT:
         return self._loaded
+
+
+class PoolingEngine(TaskEngine[ServedPoolingModel, PoolingWorkload]):
+    _workload_class = PoolingWorkload
 
     async def encode(self, request: PoolingRequest) -> PoolingOutput:
         """Vectors or scores of texts. Raises before any work what can be known then; a cancelled wait ends the work."""
@@ -164,16 +176,8 @@ class PoolingEngine(ModelEngine):
         return await self._workload.encode(request)
 
 
-class SpeechToTextEngine(ModelEngine):
-    _loaded: ServedSpeechToText
-    _workload: TranscriptionWorkload
-
-    def _make_workload(self, post: PostMessage) -> TranscriptionWorkload:
-        return TranscriptionWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
-
-    @property
-    def model(self) -> ServedSpeechToText:
-        return self._loaded
+class SpeechToTextEngine(TaskEngine[ServedSpeechToText, TranscriptionWorkload]):
+    _workload_class = TranscriptionWorkload
 
     def transcribe(self, request: TranscriptionRequest) -> TranscriptStream:
         """Segments of text, as they come. From a coroutine; raises at once what can be known at once."""
@@ -186,16 +190,8 @@ class SpeechToTextEngine(ModelEngine):
         self._workload.accept(request, reply)
 
 
-class TextToSpeechEngine(ModelEngine):
-    _loaded: ServedTextToSpeech
-    _workload: SpeechWorkload
-
-    def _make_workload(self, post: PostMessage) -> SpeechWorkload:
-        return SpeechWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
-
-    @property
-    def model(self) -> ServedTextToSpeech:
-        return self._loaded
+class TextToSpeechEngine(TaskEngine[ServedTextToSpeech, SpeechWorkload]):
+    _workload_class = SpeechWorkload
 
     def speak(self, request: SpeechRequest) -> SpeechStream:
         """The audio of a text, piece by piece. From a coroutine; raises at once what can be known at once."""

@@ -99,10 +99,7 @@ class PoolingWorkload(TimeSlicedWorkload[RunningPooling]):
                 phase="queued" if job.began is None else "prefill",
                 prompt_tokens=job.request.tokens,
                 prefilled_tokens=job.computed,
-                completion_tokens=0,
-                max_tokens=0,
                 age_s=now - job.request.arrived,
-                tokens_per_second=0.0,
                 tenant=job.request.tenant,
             )
             for job in list(self._jobs.values())

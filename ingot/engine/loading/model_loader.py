@@ -22,7 +22,7 @@ from ingot.kernels import device
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.locate import CHAT_KIND, config_or_empty, has_vision, local_model_folder
 from ingot.models.files.progress import Progress, TerminalProgress
-from ingot.observe.steps import reporting_steps
+from ingot.observe.logs import reporting_steps
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine

@@ -22,7 +22,7 @@ from ingot.errors import Forbidden, NotFound, Unavailable
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
-from ingot.observe.prometheus import CONTENT_TYPE, Metric
+from ingot.observe.metrics import CONTENT_TYPE, Metric
 from ingot.observe.recent_requests import RecentByTenant
 from ingot.protocol.ingot_api.cache import CacheTreeBody
 from ingot.protocol.ingot_api.metrics import (
