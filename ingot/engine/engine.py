@@ -20,8 +20,7 @@ from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.cache_admin import PrefixCacheAdmin
 from ingot.engine.core import GenerationWorkload, LoadedModel
 from ingot.engine.loop import Loop, PostMessage, Workload, engine_loop
-from ingot.engine.pooling import PoolingWorkload
-from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.pooling import PoolingWorkload, ServedPoolingModel
 from ingot.engine.request import (
     LoraRef,
     ModelCard,
