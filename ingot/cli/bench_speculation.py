@@ -370,8 +370,8 @@ def _run_round(
     modes = [PLAIN_DECODING, *proposers]
     first = number % len(modes)
     questions = [workload_body(workload, f"{plan.seed}/{number}/{stream}") for stream in range(plan.streams)]
-    # Without the cache no request reuses an earlier prompt, and lookup finds no earlier answer: neither of this run, nor
-    # of an earlier one on the same server, which asked the same.
+    # Without the cache, no request reuses an earlier prompt, and lookup finds no earlier answer: none of this run, and
+    # none of an earlier one on the same server, whose questions were the same.
     fields = {"model": "default", "temperature": 0, "max_tokens": plan.output_tokens, "cache": "off"}
     answers = {}
     for mode in modes[first:] + modes[:first]:

@@ -16,7 +16,7 @@ from ingot.engine.request import Ended, Event, Request, Sampling, SpecPrefillRep
 from ingot.engine.sequence import TokenSequence as Running
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import DraftScorer, PromptScorer, ScoringWork
-from ingot.engine.specprefill.selection import PromptScores
+from ingot.engine.specprefill.selection import PromptScores, ScoredPrompt
 from ingot.engine.speculation.draft_model import CATCH_UP_TOKENS, DraftModel
 from ingot.kernels.device import Device, current_device
 from ingot.models.adapter import adapt_model
@@ -53,8 +53,14 @@ class Told:
 
     name = "told"
 
-    def __init__(self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3, longest: int = 4000) -> None:
-        self._judge, self._pieces, self._longest = judge, pieces, longest
+    def __init__(
+        self,
+        judge: Callable[[tuple[int, ...]], PromptScores],
+        pieces: int = 3,
+        longest: int = 4000,
+        mass: Callable[[tuple[int, ...]], PromptScores] | None = None,
+    ) -> None:
+        self._judge, self._pieces, self._longest, self._mass = judge, pieces, longest, mass
         self.asked: list[tuple[int, ...]] = []
         self.open = 0
 
@@ -70,7 +76,7 @@ class Told:
         try:
             for _ in range(self._pieces):
                 yield
-            return self._judge(sequence.prompt)
+            return ScoredPrompt(self._judge(sequence.prompt), self._mass and self._mass(sequence.prompt))
         finally:
             self.open -= 1
 
