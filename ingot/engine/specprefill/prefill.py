@@ -282,8 +282,6 @@ class SpecPrefill:
 
 TRIED_AGAIN_AFTER = 8
 """Of so many prompts in a row that would not have paid, the last is scored: the costs may have changed."""
-
-
 SHARE_MEMORY = 1 / 4
 """How much one prompt changes the share that the next is expected to keep."""
 
@@ -307,10 +305,8 @@ class ScoringPayoff:
         whole, scoring = self._costs.prefill_ms(new), self._scoring_ms.cost(unread)
         if proven and not (whole and scoring):
             # The first measurements may have compiled something: what is known beforehand counts until there are more.
-            pays = self._expected_cost * unread + selected < new
-        else:
-            pays = not whole or scoring + self._costs.prefill_ms(selected) < whole
-        if pays:
+            return self._expected_cost * unread + selected < new
+        if not whole or scoring + self._costs.prefill_ms(selected) < whole:
             self._declined = 0
             return True
         self._declined += 1

@@ -290,8 +290,8 @@ def _reserved_for(own: TokenSequence) -> ReservedTokens:
 TOKENS_BEHIND = 8
 """Tokens after a chunk whose shares count for it as well: they carry what they know of it."""
 CONCENTRATED = 8
-"""Attention to a chunk counts as mass beyond so many times the share that each chunk would have of even attention: what
-is spread over everything does not say what matters."""
+"""Attention to a chunk counts as mass beyond so many times the share that it would have if attention were even: what is
+spread over everything does not say what matters."""
 SLICE_PAGES = 256
 """Pages whose keys are read at once."""
 
@@ -325,8 +325,7 @@ class AttentionCapture:
         for state, passes in self._queries.items():
             if passes:
                 own, behind = sum_by_chunks(attention_shares(join_queries(passes), state, slices))
-                focused = mx.maximum(own - CONCENTRATED / own.shape[-1], 0).mean(axis=(0, 1))
-                found.append(mx.stack([(own + behind).max(axis=(0, 1)), focused]))
+                found.append(mx.stack([(own + behind).max(axis=(0, 1)), concentrated(own)]))
                 mx.async_eval(found[-1])
                 mx.eval(before)
                 before = found[-1]
@@ -398,6 +397,11 @@ def sum_by_chunks(shares: mx.array) -> tuple[mx.array, mx.array]:
     tokens = shares.reshape(*shares.shape[:-1], chunks, CHUNK_TOKENS)
     behind = tokens[..., 1:, :TOKENS_BEHIND].sum(axis=-1)
     return tokens.sum(axis=-1), mx.pad(behind, [(0, 0)] * (shares.ndim - 1) + [(0, 1)])
+
+
+def concentrated(by_chunks: mx.array) -> mx.array:
+    """[chunks] of [heads, queries, chunks]: the mean of what each is given beyond CONCENTRATED times the even share."""
+    return mx.maximum(by_chunks - CONCENTRATED / by_chunks.shape[-1], 0).mean(axis=(0, 1))
 
 
 class NarrowedAttention:

@@ -91,11 +91,17 @@ def evenly(prompt: tuple[int, ...]) -> PromptScores:
 
 
 def start(
-    kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None, *, threshold: int = 300, **options: Any
+    kind: str = "llama",
+    scorer: Callable[[], PromptScorer] | None = None,
+    *,
+    threshold: int = 300,
+    quality: float | None = None,
+    expected_cost: float = 0.0,
+    **options: Any,
 ) -> Engine:
     def offer() -> SpecPrefillSetup:
         made = DraftScorer(draft_model(device=options.get("device"))) if scorer is None else scorer()
-        return SpecPrefillSetup(made, threshold=threshold, keep=0.3)
+        return SpecPrefillSetup(made, threshold, keep=0.3, quality=quality, expected_cost=expected_cost)
 
     return engines.start(kind, specprefill=offer, **{"cache_bytes": 1 << 26, **options})
 
