@@ -145,7 +145,7 @@ def load_language_model(
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
-    specprefill = make_specprefill(settings, draft, tokenizer, further)
+    specprefill = make_specprefill(settings, adapter, draft, tokenizer, further)
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
@@ -158,6 +158,7 @@ def load_language_model(
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
         scorer="" if specprefill is None else specprefill.scorer.name,
+        specprefill_from=settings.specprefill_threshold if settings.specprefill == "auto" else None,
     )
     codec = prefix_cache_codec(settings, adapter)
     card = replace(card, weights=weights_fingerprint(folder), **_arithmetic_facts(settings, adapter, codec))
