@@ -99,9 +99,11 @@ class CommandParser(argparse.ArgumentParser):
         while words and words[0] != "--":
             word = words.pop(0)
             name, equals, value = word.partition("=")
+            if name.startswith("--"):  # vLLM takes --max_model_len, too
+                name = name.replace("_", "-")
             known = None if name in self.flags or not re.match(r"--?[a-zA-Z]", name) else find_foreign(name)
             if known is None:
-                own.append(word)
+                own.append(name + equals + value)
                 continue
             self._refuse_useless(known)
             if known.row.does == "refused":

@@ -272,7 +272,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # broken TOML or broken UTF-8
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        hint = ". Settings are TOML and not YAML: port = 8000" if path.suffix in (".yaml", ".yml") else ""
+        raise ConfigError(f"{path} is not valid TOML: {error}{hint}") from error
 
 
 def _from_text(option: Setting, text: str, label: str) -> Any:

@@ -320,12 +320,12 @@ class RequestStatus:
 
     id: str
     phase: Phase
-    prompt_tokens: int
-    prefilled_tokens: int
-    completion_tokens: int
-    max_tokens: int
-    age_s: float
-    tokens_per_second: float
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    completion_tokens: int = 0
+    max_tokens: int = 0
+    age_s: float = 0.0
+    tokens_per_second: float = 0.0
     preemptions: int = 0
     tenant: str = ""
     cache: tuple[CacheReport, ...] = ()  # one for each prompt that has begun to run

@@ -72,7 +72,7 @@ from ingot.models.probe import Probe, ProbeFindings, ProbeVariants
 from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
-from ingot.observe.steps import report_step
+from ingot.observe.logs import report_step
 from ingot.upstream import caches, load_config, load_model
 
 log = logging.getLogger("ingot.models")

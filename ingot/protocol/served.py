@@ -43,7 +43,7 @@ from ingot.text.tool_formats.registry import FormatSource, FoundFormat, find_for
 from ingot.version import __version__
 
 if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.engine.pooling import ServedPoolingModel
     from ingot.engine.speech_to_text import ServedSpeechToText
     from ingot.engine.text_to_speech import ServedTextToSpeech
     from ingot.text.tokenizer.tokenizer import Tokenizer

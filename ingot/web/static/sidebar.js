@@ -2,6 +2,7 @@
 
 import { element, find, icon } from './element.js';
 import { exportJson, exportMarkdown } from './export.js';
+import { t } from './translate.js';
 
 const AROUND = 24; // characters that are shown on both sides of what was found
 const DAY = 24 * 60 * 60 * 1000;
@@ -33,7 +34,7 @@ export class Sidebar {
       group = age;
       rows.push(this.#row(conversation, hit));
     }
-    if (wanted && rows.length === 0) rows.push(element('li', { class: 'age' }, 'Nothing found'));
+    if (wanted && rows.length === 0) rows.push(element('li', { class: 'age' }, t('Nothing found')));
     this.list.replaceChildren(...rows);
     if (focused) this.list.querySelector(`[data-conversation="${CSS.escape(focused)}"]`)?.focus();
   }
@@ -59,13 +60,13 @@ export class Sidebar {
       {
         type: 'button',
         class: 'quiet more',
-        'aria-label': `More for ${conversation.title}`,
+        'aria-label': t('More for {title}', { title: conversation.title }),
         'aria-haspopup': 'menu',
         onclick: () => this.#openMenu(conversation, more),
       },
       icon('more'),
     );
-    const dot = isBusy ? element('span', { class: 'busy', role: 'img', 'aria-label': 'being answered' }) : null;
+    const dot = isBusy ? element('span', { class: 'busy', role: 'img', 'aria-label': t('being answered') }) : null;
     return element('li', { class: isCurrent ? 'current' : '' }, open, dot, more);
   }
 
@@ -124,7 +125,7 @@ export class Sidebar {
 
   #rename(conversation) {
     const button = this.list.querySelector(`[data-conversation="${CSS.escape(conversation.id)}"]`);
-    const field = element('input', { type: 'text', 'aria-label': 'Title', maxlength: '120', required: true });
+    const field = element('input', { type: 'text', 'aria-label': t('Title'), maxlength: '120', required: true });
     field.value = conversation.title;
     const form = element('form', { class: 'rename' }, field);
     let isDone = false; // taking the form away makes the field lose the focus, which ends the editing once more
@@ -163,7 +164,7 @@ function foundIn({ title, messages }, wanted) {
 
 function ageOf(time) {
   const today = new Date().setHours(0, 0, 0, 0);
-  if (time >= today) return 'Today';
-  if (time >= today - DAY) return 'Yesterday';
-  return time >= today - 7 * DAY ? 'This week' : 'Earlier';
+  if (time >= today) return t('Today');
+  if (time >= today - DAY) return t('Yesterday');
+  return time >= today - 7 * DAY ? t('This week') : t('Earlier');
 }
