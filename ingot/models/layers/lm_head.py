@@ -128,7 +128,7 @@ class _EmbeddingWithFeatures:
     """Other vectors in the places of some tokens of a pass."""
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return self._put(super().__call__(ids))  # type: ignore[misc, attr-defined, no-any-return]
+        return self._put(super().__call__(ids))  # type: ignore[misc, attr-defined]
 
 
 def embeddings_changed(model: nn.Module, put: Callable[[mx.array], mx.array]) -> AbstractContextManager[None]:
