@@ -157,9 +157,10 @@ class BatchState:
             with self._opened(self.layers, batches, mixed=mixed):
                 yield [layer.as_cache for layer in self.layers]
         except BaseException:
-            for row in (row for part in parts for row in part.rows if row.target is not None):
-                self._free_spare(row.target)
-                row.before = row.target = None
+            for row in (row for part in parts for row in part.rows):
+                if row.target is not None:
+                    self._free_spare(row.target)
+                    row.before = row.target = None
             raise
         for part, batch in zip(parts, batches, strict=True):
             self._advance(part, batch)
