@@ -304,7 +304,7 @@ class MiniCpmProcessor(ImagesOnly):
         written = f"{number}<image>{MINICPM_IMAGE}</image>"
         whole = self._fitted(*size, enlarged=columns * rows == 1)
         grid = self._grid(whole, 1)
-        runs = (grid.patches // self.along**2,)
+        runs: tuple[int, ...] = (grid.patches // self.along**2,)
         if columns * rows == 1:
             return Layout(whole, grid, MINICPM_IMAGE, written, runs)
         width, height = (
