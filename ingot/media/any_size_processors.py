@@ -10,6 +10,7 @@ from typing import Final
 
 from ingot.errors import ModelError, Unsupported
 from ingot.media.layout import (
+    ITEM_NUMBER,
     Grid,
     ImageLayoutOptions,
     Layout,
@@ -270,6 +271,73 @@ class LfmProcessor(ImagesOnly):
         return Size(*(unit if round(side / unit) == 0 else side for side in size))
 
 
+MINICPM_IMAGE: Final = "<|image_pad|>"
+
+
+@dataclass(frozen=True, slots=True)
+class MiniCpmProcessor(ImagesOnly):
+    """The whole image first, and then slices of a larger one, all about as large as a square of `side`."""
+
+    FAMILY = "MiniCPM-V"
+    PLACEHOLDER = MINICPM_IMAGE
+
+    patch: int
+    side: int
+    slices: int
+    along: int  # patches along each side of a block that becomes one token
+    numbered: bool
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> MiniCpmProcessor:
+        stated = files.image_config
+        return cls(
+            int(stated.get("patch_size", 14)),
+            int(stated.get("scale_resolution", 448)),
+            int(stated.get("max_slice_nums", 9)) if stated.get("slice_mode", True) else 1,
+            4 if stated.get("downsample_mode", "16x") == "16x" else 2,
+            bool(stated.get("use_image_id", True)),
+        )
+
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        columns, rows = (1, 1) if layout_options.detail == "low" else self._slices(size)
+        number = f"<image_id>{ITEM_NUMBER}</image_id>" if self.numbered else ""
+        written = f"{number}<image>{MINICPM_IMAGE}</image>"
+        whole = self._fitted(*size, enlarged=columns * rows == 1)
+        grid = self._grid(whole, 1)
+        runs: tuple[int, ...] = (grid.patches // self.along**2,)
+        if columns * rows == 1:
+            return Layout(whole, grid, MINICPM_IMAGE, written, runs)
+        width, height = (
+            max(round(side / count) * count, count) / count for side, count in zip(size, (columns, rows), strict=True)
+        )
+        apart = self._grid(self._fitted(width, height, enlarged=True), columns * rows)
+        each = apart.h * apart.w // self.along**2
+        written += "\n".join([f"<slice>{MINICPM_IMAGE}</slice>" * columns] * rows)
+        runs += (each,) * (columns * rows)
+        return Layout(whole, grid, MINICPM_IMAGE, written, runs, apart=apart, arranged=Size(columns, rows))
+
+    def _grid(self, size: Size, count: int) -> Grid:
+        return Grid(count, size.height // self.patch, size.width // self.patch)
+
+    def _fitted(self, width: float, height: float, *, enlarged: bool) -> Size:
+        if enlarged or width * height > self.side**2:
+            ratio = width / max(height, 1)
+            height = int(self.side / math.sqrt(max(ratio, 1e-6)))
+            width = int(height * ratio)
+        unit = self.patch * 4
+        return Size(*(max(round(side / unit) * unit, unit) for side in (width, height)))
+
+    def _slices(self, size: Size) -> tuple[int, int]:
+        """Columns and rows whose ratio is nearest to the image's."""
+        count = min(math.ceil(size.area / self.side**2), self.slices)
+        if count <= 1:
+            return 1, 1
+        counts = (each for each in (count - 1, count, count + 1) if each != 1 and each <= self.slices)
+        every = [(columns, each // columns) for each in counts for columns in range(1, each + 1) if each % columns == 0]
+        ratio = math.log(size.width / size.height)
+        return min(every, key=lambda each: abs(ratio - math.log(each[0] / each[1])))
+
+
 LLAMA4_IMAGE, LLAMA4_PATCH = "<|image|>", "<|patch|>"
 
 
@@ -313,7 +381,7 @@ class Llama4Processor(ImagesOnly):
             LLAMA4_PATCH,
             written,
             (self.tokens,) * shown,
-            covered=Size(columns, rows),
+            arranged=Size(columns, rows),
         )
 
     def _resized(self, size: Size, canvas: Size) -> Size:

@@ -21,6 +21,7 @@ from ingot.media.any_size_processors import (
     LfmProcessor,
     Llama4Processor,
     MergedPatchesProcessor,
+    MiniCpmProcessor,
 )
 from ingot.media.layout import (
     Grid,
@@ -427,6 +428,7 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), Gemma4Processor.of),
     "minimax_m3_vl": MergedPatchesProcessor.of_minimax,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), MergedPatchesProcessor.of_glm),
+    "minicpmv4_6": MiniCpmProcessor.of,
     "paddleocr_vl": MergedPatchesProcessor.of_paddle,
     **dict.fromkeys(("kimi_vl", "kimi_k25"), KimiProcessor.of),
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), LfmProcessor.of),

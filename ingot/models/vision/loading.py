@@ -211,6 +211,9 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
         any_size_towers.kimi_tower, any_size_towers.KIMI_VL_PARTS, any_size_towers.KIMI_VL_LANGUAGE
     ),
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), _LFM),
+    "minicpmv4_6": VisionFamily(
+        siglip_towers.minicpm_tower, siglip_towers.MINICPM_PARTS, siglip_towers.MINICPM_LANGUAGE
+    ),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

@@ -1,4 +1,5 @@
-"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP), of InternVL (InternViT), and of Llama 4.
+"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP), of InternVL (InternViT), of MiniCPM-V 4.6,
+and of Llama 4.
 
 Gemma 3 sees a square, whose states are pooled to as many features as any image has. The others see each tile and the
 whole image for itself; a block of states becomes one feature.
@@ -25,12 +26,15 @@ from ingot.models.vision.vit import (
     RowFunction,
     Vit,
     VitLayer,
+    VitMerging,
     VitRotation,
     WorkSlicing,
+    clip_layer,
     clip_vit,
     grid_rotation,
     joint_projection_of,
     merge_patches,
+    multiplications_per_row,
 )
 
 GEMMA_PARTS: Final = ("vision_tower", "multi_modal_projector")
@@ -119,6 +123,7 @@ def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
 INTERNVL_PARTS: Final = ("vision_tower", "multi_modal_projector")
 INTERNVL_CHAT_PARTS: Final = ("vision_model", "mlp1")
 INTERNVL_LANGUAGE: Final = LanguagePart(None, LANGUAGE_PREFIXES)
+HALF: Final = (0.5, 0.5, 0.5)
 IMAGENET_NORMALIZATION: Final = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -200,6 +205,98 @@ def _internvl_chat_layer(layer: Any) -> VitLayer:
     return VitLayer(layer.norm1, joint, own.proj, layer.norm2, layer.mlp, (layer.ls1, layer.ls2))
 
 
+MINICPM_PARTS: Final = ("vision_tower", "vit_merger", "merger")
+MINICPM_LANGUAGE: Final = LanguagePart(
+    "qwen3_5",
+    (
+        ("model.language_model.", "model.language_model."),
+        ("language_model.", "language_model."),
+        ("llm.", "language_model."),
+        ("lm_head.", "lm_head."),
+    ),
+    None,
+)
+
+
+def minicpm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """Blocks of patches become one behind some of the layers, and again behind all. Raises ModelError where they do so
+    more often."""
+    vision, stated = model.vision_tower, model.config.vision_config
+    if len(model.merger.mlp) != 1:
+        raise ModelError("merger_times other than 1 is not supported.")
+    merges = files.image_config.get("downsample_mode", model.config.downsample_mode) != "4x"
+    vit = Vit(
+        vision.embeddings.patch_embedding,
+        [clip_layer(layer) for layer in vision.encoder.layers],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        closing=vision.post_layernorm,
+        merging=_minicpm_merging(int(model.config.insert_layer_id) + 1, model.vit_merger) if merges else None,
+    )
+    patch, side = int(stated.patch_size), int(stated.image_size) // int(stated.patch_size)
+    normal = PixelNormalization.stated(
+        files.image_config, files.image_config.get("norm_mean") or HALF, files.image_config.get("norm_std") or HALF
+    )
+
+    def slices_of(layout: Layout) -> tuple[Size, Grid] | None:
+        """The size of the larger image, and the grid of one of its slices."""
+        if layout.arranged is None or layout.apart is None:
+            return None
+        (columns, rows), grid = layout.arranged, layout.apart
+        return Size(columns * grid.w * patch, rows * grid.h * patch), grid
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        sliced = slices_of(layout)
+        return ((layout.size,),) if sliced is None else ((layout.size,), (sliced[0],))
+
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """The whole image, and then slices row by row."""
+        yield normal(frames[0])
+        if (sliced := slices_of(layout)) is not None:
+            height, width = sliced[1].h * patch, sliced[1].w * patch
+            for top in range(0, frames[1].shape[0], height):
+                for left in range(0, frames[1].shape[1], width):
+                    yield normal(frames[1][top : top + height, left : left + width])
+
+    def learned(grid: Grid) -> mx.array:
+        """Each patch has the position of the nearest one before it in a square."""
+        down, across = (np.minimum(np.arange(count) * side // count, side - 1) for count in (grid.h, grid.w))
+        numbers = (down[:, None] * side + across[None]).reshape(-1).astype(np.int32)
+        positions: mx.array = vision.embeddings.position_embedding(mx.array(numbers))
+        return positions
+
+    def gather(states: mx.array, grid: Grid) -> mx.array:
+        return merge_patches(states, Grid(grid.t, grid.h // 2, grid.w // 2) if merges else grid, 2)
+
+    return TiledVisionTower(
+        vit,
+        (vision, model.vit_merger, model.merger),
+        patch,
+        int(model.config.text_config.hidden_size),
+        normal,
+        views=views,
+        cut=cut,
+        gather=gather,
+        project=model.merger.mlp[0],
+        learned=learned,
+    )
+
+
+def _minicpm_merging(behind: int, merger: Any) -> VitMerging:
+    """The rows of a block attend to each other before they become one."""
+
+    def merge(blocks: mx.array) -> mx.array:
+        windows = blocks.reshape(blocks.shape[0], 4, -1)
+        normed = merger.layer_norm1(windows)
+        windows = windows + merger.self_attn(normed, normed, normed)
+        merged = merger.linear_2(merger.act(merger.linear_1(merger.pre_norm(windows.reshape(blocks.shape)))))
+        joined: mx.array = merged + windows.mean(axis=1)
+        return joined
+
+    each = multiplications_per_row(merger) + 3 * multiplications_per_row(merger.self_attn)
+    return VitMerging(behind, merge, each)
+
+
 LLAMA4_PARTS: Final = ("vision_model", "multi_modal_projector")
 
 
@@ -232,8 +329,8 @@ def llama4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devi
 
     def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
         """Row by row of a canvas whose right and lower edges are black, and the whole image last."""
-        assert layout.covered is not None, "an image has columns and rows of tiles"
-        height, width = layout.covered.height * side, layout.covered.width * side
+        assert layout.arranged is not None, "an image has columns and rows of tiles"
+        height, width = layout.arranged.height * side, layout.arranged.width * side
         canvas = np.zeros((height, width, 3), dtype=np.uint8)
         canvas[: frames[0].shape[0], : frames[0].shape[1]] = frames[0]
         return map(normal, (*cut_square_tiles(canvas, side), *frames[1:]))

@@ -153,7 +153,7 @@ class TiledVisionTower:
             learned = None if self.learned is None else self.learned(grid)
             together = max(1, TILE_PATCHES_TOGETHER // own.shape[1])
             for first in range(0, grid.t, together):
-                states = yield from self.vit.states(mx.array(own[first : first + together]), angles, learned)
+                states = yield from self.vit.states(mx.array(own[first : first + together]), grid, angles, learned)
                 features = self.gather(states, grid)
                 gathered.append(features.reshape(-1, features.shape[-1]))
                 yield gathered[-1:]

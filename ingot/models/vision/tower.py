@@ -11,6 +11,7 @@ class for the two together: its class for the language model alone loads that pa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -217,11 +218,15 @@ def language_classes(part: LanguagePart) -> ClassFinder:
     """Finds the classes of such a model, from the whole config."""
 
     def find_classes(config: dict[str, Any]) -> tuple[type, type]:
-        model_class, args_class = model_classes(config=_language_config(config, part))
+        own_config = _language_config(config, part)
+        model_class, args_class = model_classes(config=own_config)
+        layers = own_config.get("num_hidden_layers")
 
         class Language(model_class):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-                own = dict(_language_weights(weights, part))
+                own = {
+                    name: weight for name, weight in _language_weights(weights, part) if not _is_behind(name, layers)
+                }
                 return super().sanitize(own) if hasattr(model_class, "sanitize") else own
 
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
@@ -239,6 +244,12 @@ def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, An
     if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():
         own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
     return {**own, "model_type": part.type or own["model_type"]}
+
+
+def _is_behind(name: str, layers: int | None) -> bool:
+    """Whether a tensor is of a layer behind the model's: a draft head."""
+    number = re.match(r"model\.layers\.(\d+)\.", name)
+    return number is not None and layers is not None and int(number[1]) >= layers
 
 
 def _language_weights(weights: dict[str, Any], part: LanguagePart) -> Any:

@@ -81,6 +81,15 @@ class VitLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class VitMerging:
+    """Between layers, blocks of two by two rows become one."""
+
+    behind: int  # so many layers
+    merge: RowFunction  # from [blocks, 4 * width] to [blocks, width]
+    each: int  # multiplications of a block
+
+
+@dataclass(frozen=True, slots=True)
 class Vit:
     patches: Any  # the convolution or the linear layer that makes patches into rows
     layers: Sequence[VitLayer]
@@ -92,6 +101,7 @@ class Vit:
     embedded: RowFunction | None = None  # a norm before positions are added
     opening: RowFunction | None = None  # a norm before all layers
     closing: RowFunction | None = None  # and one after them
+    merging: VitMerging | None = None
 
     @property
     def width(self) -> int:
@@ -99,7 +109,7 @@ class Vit:
         return width
 
     def states(
-        self, pixels: mx.array, angles: VitRotation | None = None, learned: mx.array | None = None
+        self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
     ) -> VisionWork:
         """From patches [tiles, patches, numbers] to states [tiles, rows, width]. `learned`: positions of the rows where
         they are not always the same."""
@@ -114,8 +124,12 @@ class Vit:
             angles = mx.tile(angles[0], (tiles, 1, 1)), mx.tile(angles[1], (tiles, 1, 1))
         x = x if self.opening is None else self.opening(x)
         yield [x]
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
             x = yield from layer.run(x, self.heads, tiles, angles, self.slicing)
+            if self.merging is not None and self.merging.behind == number:
+                blocks = merge_patches(x.reshape(tiles, rows, self.width), grid, 2)
+                rows, each = blocks.shape[1], self.slicing.rows(self.merging.each)
+                x = yield from run_by_rows(self.merging.merge, each, blocks.reshape(-1, 4 * self.width))
         x = x if self.closing is None else self.closing(x)
         return x.reshape(tiles, rows, self.width)
 
@@ -143,11 +157,11 @@ def clip_vit(vision: Any, layers: Sequence[Any], heads: int, device: Device, **m
     positions = own.position_embedding(mx.arange(own.num_positions))  # also where their table is quantised
     mx.eval(positions)
     return Vit(
-        own.patch_embedding, [*map(_clip_layer, layers)], heads, WorkSlicing.on(device), positions=positions, **more
+        own.patch_embedding, [*map(clip_layer, layers)], heads, WorkSlicing.on(device), positions=positions, **more
     )
 
 
-def _clip_layer(layer: Any) -> VitLayer:
+def clip_layer(layer: Any) -> VitLayer:
     """By mlx-vlm's names of the parts of CLIP's and SigLIP's layers."""
     own = layer.self_attn
     return VitLayer(

@@ -200,3 +200,12 @@ def test_what_a_checkpoint_asks_for_and_is_not_there_is_refused_by_name(name: st
     (folder / "preprocessor_config.json").write_text(json.dumps(files))
     with pytest.raises(ModelError, match=r"do_pan_and_scan|vision_feature_layer"):
         load_vision_tower(folder, config, current_device())
+
+
+def test_a_draft_head_behind_the_layers_of_a_language_part_is_left_out(tmp_path: Path) -> None:
+    folder = saved("glm_ocr", tmp_path / "glm_ocr")
+    weights = mx.load(str(folder / "model.safetensors"))
+    weights["language_model.model.layers.3.eh_proj.weight"] = mx.zeros((32, 64))
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    assert len(load_model_adapter(folder, current_device(), dtype="float32").model.layers) == 3

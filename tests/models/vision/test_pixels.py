@@ -32,6 +32,7 @@ OWN_SHAPE = {
     "gemma4": ("transformers.models.gemma4.image_processing_pil_gemma4", "Gemma4ImageProcessorPil"),
     "glm4v": ("transformers.models.glm4v.image_processing_pil_glm4v", "Glm4vImageProcessorPil"),
     "minimax_m3_vl": ("mlx_vlm.models.minimax_m3_vl.processing_minimax_m3_vl", "MiniMaxM3VLImageProcessor"),
+    "minicpmv4_6": ("mlx_vlm.models.minicpmv4_6.processing_minicpmv4_6", "MiniCPMVImageProcessor"),
     "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
     "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
     "lfm2_vl": ("mlx_vlm.models.lfm2_vl.processing_lfm2_vl", "Lfm2VlNumpyImageProcessor"),
@@ -87,6 +88,10 @@ def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
         masks = np.asarray(made["pixel_attention_mask"]).astype(bool)
         rows = [own[mask] for own, mask in zip(np.asarray(made["pixel_values"]), masks, strict=True)]
         return np.concatenate(rows), None
+    if family == "minicpmv4_6":
+        made = processor([[image]])
+        rows = [own.reshape(3, 8, -1, 8).transpose(2, 1, 3, 0).reshape(-1, 192) for own in made["pixel_values"][0]]
+        return np.concatenate(rows), sum(int(np.prod(size)) // 16 for size in made["tgt_sizes"][0])
     made = processor([image] if family.startswith("kimi") else image, return_tensors="np")
     found = np.asarray(made["pixel_values"])
     if family == "gemma4":
