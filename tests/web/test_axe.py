@@ -27,8 +27,6 @@ print('hi')  # so
 
 \\[ x^2 \\]
 """
-    "# A heading\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint('hi')  # so\n```\n\n- [x] done\n\n\\[ x^2 \\]\n"
-)
 LOOKS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
 
 
