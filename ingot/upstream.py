@@ -167,9 +167,9 @@ def load_model(
     get_model_classes: Classes = model_classes,
     stored: dict[str, mx.array] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The model in a folder, with lazily read weights, and its config updated by `model_config`. The arrays of its files
-    are added to `stored`, by name, where mlx-lm converts nothing. Raises whatever the model's own code raises for a
-    folder that it cannot read."""
+    """The model in a folder, with lazily read weights, and its config updated by `model_config`. The arrays of its
+    files are added to `stored`, by name, where mlx-lm converts nothing. Raises whatever the model's own code raises for
+    a folder that it cannot read."""
     config = {**load_config(folder), **(model_config or {})}
     blocks = _fp8_blocks(folder, config)
     packing = _packing_by_others(folder, config)

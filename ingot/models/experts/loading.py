@@ -39,6 +39,15 @@ class ExpertMemory:
     read: ReadBytes = read_bytes
 
 
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config names experts."""
+    text = config.get("text_config") or {}
+    return any(isinstance(part.get(key), int) and part[key] > 1 for part in (config, text) for key in EXPERT_COUNTS)
+
+
 def stream_experts(
     model: nn.Module, folder: Path, stored: Mapping[str, mx.array], memory: ExpertMemory, device: Device
 ) -> ExpertStore | None:
@@ -143,7 +152,7 @@ def _fill_slots(
     for part in parts:
         held = np.empty((count, part.size), np.uint8)
         for expert in range(count):
-            files.read(part.ranges[expert], memoryview(held[expert]))  # type: ignore[arg-type]
+            files.read(part.ranges[expert], memoryview(held[expert]))
         array = part.array(held, count)
         if widened and part.name == "scales":
             array[-1] = TINY

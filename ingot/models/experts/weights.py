@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import mlx.core as mx
@@ -76,15 +77,20 @@ def projections_of(module: Any) -> dict[str, Any]:
     return {name: each for name, each in module.items() if isinstance(each, SwitchLinear | QuantizedSwitchLinear)}
 
 
-class _Target:
-    """An array with the slots of one part, seen as bytes."""
-
-    def __init__(self, array: mx.array) -> None:
-        mx.eval(array)
-        count = array.shape[0]
-        seen = array.view(mx.uint8)
-        mx.eval(seen)
-        self.bytes: Bytes = np.asarray(memoryview(seen)).reshape(count, -1)  # type: ignore[arg-type]
+def memory_of(array: mx.array) -> Bytes:
+    """The bytes of an array [slots, ...], a row for each slot: what is written there is what the array holds. Raises
+    ModelError where MLX gives a copy."""
+    mx.eval(array)
+    seen = array.view(mx.uint8)
+    mx.eval(seen)
+    memory: Bytes = np.asarray(seen).reshape(array.shape[0], -1)
+    before = int(memory[-1, -1])
+    memory[-1, -1] = before ^ 1
+    is_shared = bool((array.view(mx.uint8).reshape(-1)[-1] == before ^ 1).item())
+    memory[-1, -1] = before
+    if not is_shared:
+        raise ModelError("Experts cannot be read one by one here: the device's memory is not the host's")
+    return memory
 
 
 class SlotWeights:
@@ -96,7 +102,7 @@ class SlotWeights:
         self._stored = stored
         linears = projections_of(products)
         self._forms = [(name, _form_of(stored, name, linear)) for name, linear in linears.items()]
-        self._targets = {key: _Target(array) for _, form in self._forms for key, array in form.targets.items()}
+        self._targets = {key: memory_of(array) for _, form in self._forms for key, array in form.targets.items()}
         self._direct = all(form.convert is None for _, form in self._forms)
         self._spare: list[list[memoryview]] = []
 
@@ -104,7 +110,7 @@ class SlotWeights:
         """Where to read an expert of that slot to, a range after another."""
         if self._direct:
             return [
-                memoryview(self._targets[part.projection, part.name].bytes[slot])  # type: ignore[arg-type]
+                memoryview(self._targets[part.projection, part.name][slot])  # type: ignore[arg-type]
                 for part in self._stored.parts
             ]
         if self._spare:
@@ -130,7 +136,7 @@ class SlotWeights:
                 made = arrays[key[1]].astype(target.dtype)
                 made = mx.contiguous(made).view(mx.uint8)
                 mx.eval(made)
-                self._targets[key].bytes[slot] = np.asarray(memoryview(made)).reshape(-1)  # type: ignore[arg-type]
+                self._targets[key][slot] = np.asarray(made).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,39 +151,41 @@ class _Form:
 
 def _form_of(stored: StoredExperts, projection: str, linear: Any) -> _Form:
     parts = {part.name: part for part in stored.parts if part.projection == projection}
-    if isinstance(linear, PackedSwitchLinear):
-        packing = stored.quantised[projection]
-        names = ("weight", "scales", "biases")
-        targets = dict(zip(names, linear.native.arrays, strict=False))
-        if "bias" in parts:
-            targets["bias"] = linear.native.arrays[-1]
-
-        def packed(own: dict[str, mx.array]) -> dict[str, mx.array]:
-            biases, bias = own.get("biases"), own.get("bias")
-            form = packing["group_size"], packing["bits"]
-            made = native.packed_weights(own["weight"], own["scales"], biases, bias, *form)
-            found = dict(zip(names, made.arrays, strict=False))
-            return found | ({"bias": made.arrays[-1]} if "bias" in own else {})
-
-        return _Form({(projection, name): array for name, array in targets.items()}, packed)
-    if isinstance(linear, DenseSwitchLinear):
-        arrays = dict(zip(("weight", "bias"), linear.native.arrays, strict=False))
-    else:
-        arrays = {name: linear[name] for name in PARTS if linear.get(name) is not None}
+    arrays = _arrays_of(linear, "bias" in parts)
     targets = {(projection, name): array for name, array in arrays.items()}
-    same = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()} == {
-        name: (part.dtype, part.shape) for name, part in parts.items()
-    }
-    if same:
-        return _Form(targets, None)
+    here = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
     quantised = stored.quantised.get(projection)
-    if "scales" in arrays or quantised is None:  # the same numbers in other formats
-        if {name: array.shape[1:] for name, array in arrays.items()} != {n: part.shape for n, part in parts.items()}:
-            raise ModelError(f"Experts of {stored.path} cannot be read one by one: {projection} has another shape here")
-        return _Form(targets, lambda own: own)
+    if isinstance(linear, PackedSwitchLinear):
+        assert quantised is not None
+        return _Form(targets, partial(_packed, quantised["group_size"], quantised["bits"]))
+    if here == {name: (part.dtype, part.shape) for name, part in parts.items()}:
+        return _Form(targets, None)
+    if quantised is not None and "scales" not in arrays:
+        return _Form(targets, partial(_unpacked, quantised))
+    if {name: shape for name, (_, shape) in here.items()} != {name: part.shape for name, part in parts.items()}:
+        raise ModelError(f"Experts of {stored.path} cannot be read one by one: {projection} has another shape here")
+    return _Form(targets, lambda own: own)  # the same numbers in other formats
 
-    def unpacked(own: dict[str, mx.array]) -> dict[str, mx.array]:
-        weight = mx.dequantize(own["weight"], own["scales"], own.get("biases"), **quantised)
-        return {**own, "weight": weight}
 
-    return _Form(targets, unpacked)
+_NATIVE_NAMES: Final = ("weight", "scales", "biases")
+_Arrays = dict[str, mx.array]
+
+
+def _arrays_of(linear: Any, biased: bool) -> _Arrays:
+    """What products read: that of native kernels may be a copy of the module's."""
+    if not isinstance(linear, PackedSwitchLinear | DenseSwitchLinear):
+        return {name: linear[name] for name in PARTS if linear.get(name) is not None}
+    names = _NATIVE_NAMES if isinstance(linear, PackedSwitchLinear) else _NATIVE_NAMES[:1]
+    return dict(zip((*names, *(["bias"] if biased else [])), linear.native.arrays, strict=True))
+
+
+def _packed(group_size: int, bits: int, own: _Arrays) -> _Arrays:
+    """In the native kernels' order."""
+    biases, bias = own.get("biases"), own.get("bias")
+    made = native.packed_weights(own["weight"], own["scales"], biases, bias, group_size, bits)
+    return dict(zip((*_NATIVE_NAMES, *([] if bias is None else ["bias"])), made.arrays, strict=True))
+
+
+def _unpacked(quantised: Mapping[str, Any], own: _Arrays) -> _Arrays:
+    packed = own["weight"], own["scales"], own.get("biases")
+    return {**own, "weight": mx.dequantize(*packed, **quantised)}
