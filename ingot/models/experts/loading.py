@@ -32,10 +32,12 @@ SETTING: Final = "expert_memory"
 class ExpertMemory:
     """How experts that do not fit in memory are kept. `slot_bytes` is called with the bytes of all other weights and
     those of all experts, and says how many slots may have. Without `read_ahead` experts are read when they are needed
-    and not before, and `read` stands in for the operating system's: both are for tests and benchmarks."""
+    and not before, with `always` they have slots even if all of them fit, and `read` stands in for the operating
+    system's: these are for tests and benchmarks."""
 
     slot_bytes: Callable[[int, int], int]
     read_ahead: bool = True
+    always: bool = False
     read: ReadBytes = read_bytes
 
 
@@ -64,7 +66,7 @@ def stream_experts(
     whole = sum(settled_bytes(module, device) for _, module in found)
     most = memory.slot_bytes(settled_bytes(model, device) - whole, whole)
     count = _slots_of_a_layer([each.count for each in layers], sizes, most)
-    if count >= max(each.count for each in layers):
+    if count >= max(each.count for each in layers) and not memory.always:
         files.close()
         return None
     guesses = _router_guesses(model, [module for _, module in found])
