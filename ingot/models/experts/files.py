@@ -106,6 +106,8 @@ class ExpertRead:
     into: Sequence[memoryview]
     ahead: bool
     """Whether it was guessed that it will be needed."""
+    convert: Callable[[], None] | None = None
+    """Called once all of it was read."""
     left: int = 0
     """Ranges that have not been read."""
     error: WeightsUnreadable | None = None
@@ -172,24 +174,33 @@ class ExpertReaders:
                     self._since = time.monotonic()
             error = self._read(read, index)
             with self._lock:
+                read.left -= 1
+                is_last = read.left == 0
+                read.error = read.error or error
+            if is_last and read.error is None and read.convert is not None:
+                read.error = _guarded(read.convert)
+            with self._lock:
                 self._running -= 1
                 if self._running == 0:
                     self.reading_s += time.monotonic() - self._since
                 self.bytes_read += read.ranges[index].size
-                read.error = read.error or error
-                read.left -= 1
-                if read.left == 0:
+                if is_last:
                     self._begun -= {(id(read), each) for each in range(len(read.ranges))}
                     read.done.set()
 
     def _read(self, read: ExpertRead, index: int) -> WeightsUnreadable | None:
-        try:
-            self._files.read(read.ranges[index], read.into[index])
-        except WeightsUnreadable as error:
-            return error
-        except Exception as error:  # whatever it is, the thread goes on and the request ends
-            return WeightsUnreadable(f"Experts cannot be read: {type(error).__name__}")
-        return None
+        return _guarded(lambda: self._files.read(read.ranges[index], read.into[index]))
+
+
+def _guarded(work: Callable[[], None]) -> WeightsUnreadable | None:
+    """What went wrong: the thread goes on, and the requests end that wait for it."""
+    try:
+        work()
+    except WeightsUnreadable as error:
+        return error
+    except Exception as error:
+        return WeightsUnreadable(f"Experts cannot be read: {type(error).__name__}: {error}")
+    return None
 
 
 def expert_ranges(name: str, experts: int, tensors: Mapping[str, tuple[int, StoredTensor]]) -> list[FileRange] | None:

@@ -253,7 +253,9 @@ class LayerExperts:
                 if before in self._unused:
                     self._unused.discard(before)
                     self._store.count(wasted=1)
-            read = ExpertRead(self.stored.ranges_of(expert), self._weights.memory_for(slot), ahead)
+            memory = self._weights.memory_for(slot)
+            convert = self._weights.conversion(slot, memory)
+            read = ExpertRead(self.stored.ranges_of(expert), memory, ahead, convert)
             self._arriving[expert] = _Arriving(expert, slot, read)
             begun.append(self._arriving[expert])
         self._store.readers.submit(each.read for each in begun)
@@ -276,7 +278,8 @@ class LayerExperts:
                 if each.read.done.is_set():
                     del self._arriving[each.expert]
                     if each.read.error is None:
-                        self._weights.install(each.slot, each.read.into)
+                        if each.read.convert is None and not self._weights.is_direct:
+                            self._weights.install(each.slot, each.read.into)
                         self.slots.put(each.expert, each.slot)
                     self._weights.give_back(each.read.into)
 

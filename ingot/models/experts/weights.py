@@ -1,8 +1,9 @@
 """From the bytes of an expert in a file to the arrays that products read: one slot of each.
 
 Where the products take the numbers of the files as they are, an expert is read into its slots' own memory. Otherwise
-it is read beside them and brought to the slots' form as the whole layer was when it was loaded: in the native kernels'
-order, or in another number format.
+it is read beside them and brought to the slots' form: in the native kernels' order, or in another number format. The
+first one is, as the whole layer was when it was loaded, by MLX on the engine thread; where plain operations on bytes
+(`arrangement`) give the same, the thread that read an expert does that from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
+from ingot.models.experts.arrangement import as_floats, find_arrangement
 from ingot.models.experts.files import FileRange
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
@@ -93,6 +95,10 @@ def memory_of(array: mx.array) -> Bytes:
     return memory
 
 
+Convert = Callable[[dict[str, Bytes], dict[str, Bytes]], None]
+"""From an expert's bytes as they are in the files to those of a slot, by the names of a projection's arrays."""
+
+
 class SlotWeights:
     """The arrays of a layer's slots, and how an expert gets into one of them. Only the engine thread may use it, while
     nothing that reads a slot is being evaluated."""
@@ -100,67 +106,126 @@ class SlotWeights:
     def __init__(self, products: nn.Module, stored: StoredExperts) -> None:
         """Raises ModelError where experts cannot be brought into the form that products have them in."""
         self._stored = stored
-        linears = projections_of(products)
-        self._forms = [(name, _form_of(stored, name, linear)) for name, linear in linears.items()]
-        self._targets = {key: memory_of(array) for _, form in self._forms for key, array in form.targets.items()}
-        self._direct = all(form.convert is None for _, form in self._forms)
+        self._forms = {name: _form_of(stored, name, each) for name, each in projections_of(products).items()}
+        self._memory = {
+            (projection, name): memory_of(array)
+            for projection, form in self._forms.items()
+            for name, array in form.targets.items()
+        }
         self._spare: list[list[memoryview]] = []
+        self._plain: dict[str, Convert] | None = None  # what reader threads may do
+        self.is_direct = all(form.convert is None for form in self._forms.values())
+        """Experts are read into their slots themselves."""
 
     def memory_for(self, slot: int) -> list[memoryview]:
         """Where to read an expert of that slot to, a range after another."""
-        if self._direct:
-            return [
-                memoryview(self._targets[part.projection, part.name][slot])  # type: ignore[arg-type]
-                for part in self._stored.parts
-            ]
+        if self.is_direct:
+            return [memoryview(self._memory[part.projection, part.name][slot]) for part in self._stored.parts]  # type: ignore[arg-type]
         if self._spare:
             return self._spare.pop()
         return [memoryview(np.empty(part.size, np.uint8)) for part in self._stored.parts]  # type: ignore[arg-type]
 
     def give_back(self, memory: Sequence[memoryview]) -> None:
-        if not self._direct:
+        if not self.is_direct:
             self._spare.append(list(memory))
 
+    def conversion(self, slot: int, read: Sequence[memoryview]) -> Callable[[], None] | None:
+        """What brings an expert that was read into its slot, on any thread; None where that is for the engine's."""
+        if self._plain is None:
+            return None
+        plain, given, taken = self._plain, self._by_projection(read), self._slot_memory(slot)
+
+        def convert() -> None:
+            for projection, own in plain.items():
+                own(given[projection], taken[projection])
+
+        return convert
+
     def install(self, slot: int, read: Sequence[memoryview]) -> None:
-        """Put an expert that was read into its slot."""
-        if self._direct:
-            return
-        found = {
-            (part.projection, part.name): part.array(np.frombuffer(memory, np.uint8), 1)
-            for part, memory in zip(self._stored.parts, read, strict=True)
-        }
-        for projection, form in self._forms:
-            own = {name: array for (owner, name), array in found.items() if owner == projection}
+        """Bring an expert that was read into its slot. Of the first one is learned whether that can be done without
+        MLX."""
+        given, taken = self._by_projection(read), self._slot_memory(slot)
+        for projection, form in self._forms.items():
+            own = {
+                part.name: part.array(given[projection][part.name], 1)
+                for part in self._stored.parts
+                if part.projection == projection
+            }
             arrays = own if form.convert is None else form.convert(own)
-            for key, target in form.targets.items():
-                made = arrays[key[1]].astype(target.dtype)
-                made = mx.contiguous(made).view(mx.uint8)
+            for name, target in form.targets.items():
+                made = mx.contiguous(arrays[name].astype(target.dtype)).view(mx.uint8)
                 mx.eval(made)
-                self._targets[key][slot] = np.asarray(made).reshape(-1)
+                taken[projection][name][:] = np.asarray(made).reshape(-1)
+        found = {
+            name: _plain_conversion(self._stored, name, form, given[name], taken[name])
+            for name, form in self._forms.items()
+        }
+        known = {name: each for name, each in found.items() if each is not None}
+        self._plain = known if len(known) == len(found) else None
+
+    def _by_projection(self, read: Sequence[memoryview]) -> dict[str, dict[str, Bytes]]:
+        found: dict[str, dict[str, Bytes]] = {name: {} for name in self._forms}
+        for part, memory in zip(self._stored.parts, read, strict=True):
+            found[part.projection][part.name] = np.frombuffer(memory, np.uint8)
+        return found
+
+    def _slot_memory(self, slot: int) -> dict[str, dict[str, Bytes]]:
+        found: dict[str, dict[str, Bytes]] = {name: {} for name in self._forms}
+        for (projection, name), memory in self._memory.items():
+            found[projection][name] = memory[slot]
+        return found
+
+
+def _plain_conversion(
+    stored: StoredExperts, projection: str, form: _Form, given: dict[str, Bytes], taken: dict[str, Bytes]
+) -> Convert | None:
+    """What gives the bytes that `taken` has now, without MLX; None where nothing does."""
+    parts = {part.name: part for part in stored.parts if part.projection == projection}
+    dtypes = {name: np.float16 if array.dtype == mx.float16 else np.float32 for name, array in form.targets.items()}
+    packing = stored.quantised.get(projection)
+    if packing is None or "weight" not in taken or form.convert is None or "biases" not in taken:
+        return None
+    found = find_arrangement(packing, parts["weight"].shape[0], given["weight"], taken["weight"])
+    if found is None:
+        return None
+
+    def convert(given: dict[str, Bytes], taken: dict[str, Bytes]) -> None:
+        found.quanta(given["weight"], taken["weight"])
+        scales, biases = (taken[name].view(dtypes[name]) for name in ("scales", "biases"))
+        if found.mxfp4:
+            found.mxfp4_factors(given["scales"], scales, biases)
+        else:
+            found.factors(given["scales"], parts["scales"].dtype, scales)
+            found.factors(given["biases"], parts["biases"].dtype, biases)
+        if "bias" in taken:
+            taken["bias"].view(np.float32)[:] = as_floats(given["bias"], parts["bias"].dtype)
+
+    tried = {name: np.zeros_like(memory) for name, memory in taken.items()}
+    convert(given, tried)
+    return convert if all(np.array_equal(tried[name], memory) for name, memory in taken.items()) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
     """How a projection's products have its weights."""
 
-    targets: dict[tuple[str, str], mx.array]
-    """[slots, ...], by projection and name."""
+    targets: dict[str, mx.array]
+    """[slots, ...], by name."""
     convert: Callable[[dict[str, mx.array]], dict[str, mx.array]] | None
     """From one expert's arrays as they are in the files; None where these are the same bytes."""
 
 
 def _form_of(stored: StoredExperts, projection: str, linear: Any) -> _Form:
     parts = {part.name: part for part in stored.parts if part.projection == projection}
-    arrays = _arrays_of(linear, "bias" in parts)
-    targets = {(projection, name): array for name, array in arrays.items()}
-    here = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+    targets = _arrays_of(linear, "bias" in parts)
+    here = {name: (array.dtype, array.shape[1:]) for name, array in targets.items()}
     quantised = stored.quantised.get(projection)
     if isinstance(linear, PackedSwitchLinear):
         assert quantised is not None
         return _Form(targets, partial(_packed, quantised["group_size"], quantised["bits"]))
     if here == {name: (part.dtype, part.shape) for name, part in parts.items()}:
         return _Form(targets, None)
-    if quantised is not None and "scales" not in arrays:
+    if quantised is not None and "scales" not in targets:
         return _Form(targets, partial(_unpacked, quantised))
     if {name: shape for name, (_, shape) in here.items()} != {name: part.shape for name, part in parts.items()}:
         raise ModelError(f"Experts of {stored.path} cannot be read one by one: {projection} has another shape here")
