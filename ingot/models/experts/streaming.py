@@ -13,13 +13,12 @@ only written once everything that reads it was evaluated.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -31,7 +30,8 @@ from ingot.models.experts.weights import SlotWeights, StoredExperts
 from ingot.models.families.description import MoeSpec
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
 
-log = logging.getLogger("ingot.models")
+PATIENCE_S: Final = 0.05
+"""Nothing else is done while a read takes no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class ExpertStore:
         self.read_ahead = read_ahead
         """Whether the next layer's experts are guessed and read while a layer is computed."""
         self.readers = ExpertReaders(files)
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []
         self._files, self._counts = files, ExpertStats()
 
@@ -104,11 +106,11 @@ class ExpertStore:
         for read in reads:
             self.readers.hurry(read)
         for read in reads:
-            if not read.done.wait(max(0.0, began + LONGEST_WAIT_S - time.monotonic())):
-                raise WeightsUnreadable(
-                    f"The drive has not answered for {LONGEST_WAIT_S:.0f} seconds while experts were read.",
-                    retry_after=5,
-                )
+            while not read.done.wait(PATIENCE_S):
+                if time.monotonic() - began > LONGEST_WAIT_S:
+                    waited = f"{LONGEST_WAIT_S:.0f} seconds"
+                    raise WeightsUnreadable(f"The drive has not answered for {waited}, from which experts are read.")
+                self.meanwhile()
         self.count(waited_s=time.monotonic() - began)
         for read in reads:
             if read.error is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import current_device
 from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.experts.files import WeightsUnreadable, read_bytes
 from ingot.models.experts.loading import ExpertMemory
 from ingot.models.experts.streaming import ExpertStore
 from ingot.upstream import SwitchLinear
@@ -26,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("rules")
 
 EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
 WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
+OUTPUTS = ("o_proj.weight", "down_proj.weight")
 PACKINGS = {
     "32 bits": None,
     "4 bits": {"group_size": 32, "bits": 4},
@@ -40,7 +46,8 @@ CASES = [
 PROMPT = [5, 17, 3, 29, 11, 23, 7, 19, 2, 31, 41, 43]
 
 
-def saved(family: str, folder: Path, packing: dict[str, Any] | None = None) -> Path:
+def saved(family: str, folder: Path, packing: dict[str, Any] | None = None, *, calm: bool = False) -> Path:
+    """With random weights. Those of a `calm` model hardly change what is handed from layer to layer."""
     config = {**family_configs.config(family)}
     (config.get("text_config") or config).update({**EXPERTS, **WIDE})
     module = family_configs.import_upstream(f"mlx_lm.models.{config['model_type']}")
@@ -48,6 +55,9 @@ def saved(family: str, folder: Path, packing: dict[str, Any] | None = None) -> P
     model = module.Model(module.ModelArgs.from_dict(config))
     routers = [(path, array) for path, array in tree_flatten(model.parameters()) if "gate.weight" in path]
     model.update(tree_unflatten([(path, mx.random.normal(array.shape)) for path, array in routers]))
+    if calm:
+        outputs = [(path, array) for path, array in tree_flatten(model.parameters()) if path.endswith(OUTPUTS)]
+        model.update(tree_unflatten([(path, array * 1e-3) for path, array in outputs]))
     if packing is not None:
         model.set_dtype(mx.bfloat16)
         nn.quantize(model, **packing, class_predicate=lambda path, each: isinstance(each, SwitchLinear))
@@ -95,3 +105,115 @@ def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rul
         store.check()
         assert store.stats.misses and store.stats.bytes_read
         adapter.close()
+
+
+def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path, calm=True)
+    ahead, behind = loaded(folder, 0.6), loaded(folder, 0.6, read_ahead=False)
+    for adapter in (ahead, behind):
+        before = store_of(adapter).stats
+        for token in range(0, 90, 5):
+            prompt_logits(adapter, [token])
+        store_of(adapter)._counts = store_of(adapter)._counts.since(before)
+    assert store_of(behind).stats.predicted == 0
+    # Of three layers, nobody guesses what the first one needs.
+    assert store_of(ahead).stats.predicted > store_of(ahead).stats.misses
+    assert store_of(ahead).stats.misses < store_of(behind).stats.misses
+
+
+def test_more_experts_than_slots_are_computed_in_rounds(tmp_path: Path) -> None:
+    adapter = loaded(saved("qwen3_moe", tmp_path), 0.3)
+    before = store_of(adapter).stats
+    prompt_logits(adapter, PROMPT)
+    found = store_of(adapter).stats.since(before)
+    assert found.rounds > 0
+    # Each expert is read once a chunk at most.
+    assert found.misses + found.predicted + found.wasted <= 2 * 8 * len(store_of(adapter).layers)
+
+
+def test_a_mixture_that_fits_is_an_ordinary_model(tmp_path: Path) -> None:
+    assert loaded(saved("qwen3_moe", tmp_path), 1.5).experts is None
+
+
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no mixture of experts"):
+        loaded(saved("llama", tmp_path), 0.5)
+
+
+def test_fewer_slots_than_a_token_has_experts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hold 1 experts of a layer, and a token has 2"):
+        loaded(saved("qwen3_moe", tmp_path), 0.15)
+
+
+def test_experts_in_another_form_are_refused_by_name(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path)
+    file = folder / "model.safetensors"
+    tensors = dict(mx.load(str(file)).items())
+    name = "model.layers.0.mlp.switch_mlp.up_proj.weight"
+    for expert, weight in enumerate(tensors.pop(name)):
+        tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = weight
+    for other in ("gate_proj", "down_proj"):
+        for expert, weight in enumerate(tensors.pop(name.replace("up_proj", other))):
+            tensors[f"model.layers.0.mlp.experts.{expert}.{other}.weight"] = weight
+    mx.save_safetensors(str(file), tensors)
+    with pytest.raises(ModelError, match=r"stored in another form.*ingot convert"):
+        loaded(folder, 0.5)
+
+
+class Drive:
+    """Reads as the operating system does, until it is told to fail."""
+
+    def __init__(self) -> None:
+        self.fault: Callable[[], int | None] = lambda: None
+        self.reads = 0
+
+    def __call__(self, descriptor: int, into: memoryview, offset: int) -> int:
+        self.reads += 1
+        count = self.fault()
+        return read_bytes(descriptor, into, offset) if count is None else count
+
+
+def no_drive() -> int:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(("fault", "said"), [(no_drive, "Input/output error"), (lambda: 0, "cut short")])
+def test_a_read_that_fails_is_an_error_in_words_and_answers_stay_right(
+    fault: Callable[[], int], said: str, tmp_path: Path
+) -> None:
+    folder, drive = saved("qwen3_moe", tmp_path), Drive()
+    adapter, whole = loaded(folder, 0.4, read=drive), loaded(folder, 2.0, always=True)
+    drive.fault = fault
+    with pytest.raises(WeightsUnreadable, match=said):
+        for token in range(90):
+            prompt_logits(adapter, [token])
+    drive.fault = lambda: None
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    store_of(adapter).check()
+
+
+def test_a_file_that_was_changed_is_not_read_from(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path)
+    adapter = loaded(folder, 0.4)
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    with pytest.raises(WeightsUnreadable, match=r"model\.safetensors was changed"):
+        for token in range(90):
+            prompt_logits(adapter, [token])
+
+
+def test_a_drive_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, drive, answers = saved("qwen3_moe", tmp_path), Drive(), threading.Event()
+    adapter, whole = loaded(folder, 0.4, read=drive), loaded(folder, 2.0, always=True)
+    others = []
+    store_of(adapter).meanwhile = lambda: others.append("went on")
+    drive.fault = lambda: answers.wait(60) and None
+    monkeypatch.setattr("ingot.models.experts.streaming.LONGEST_WAIT_S", 0.0)
+    with pytest.raises(WeightsUnreadable, match="has not answered"):
+        for token in range(90):
+            prompt_logits(adapter, [token])
+    monkeypatch.setattr("ingot.models.experts.streaming.LONGEST_WAIT_S", 60.0)
+    threading.Timer(0.2, answers.set).start()
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    assert others
