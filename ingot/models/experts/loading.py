@@ -20,6 +20,7 @@ from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
 from ingot.models.experts.weights import PARTS, TINY, StoredExperts, StoredPart, projections_of
 from ingot.models.families.registry import moe_spec_of
+from ingot.models.layers.attention_setup import layer_numbers
 from ingot.models.layers.layer_program import decoder_layers_of, layer_program_of
 from ingot.models.precision import settled_bytes
 from ingot.quantities import format_bytes
@@ -56,7 +57,10 @@ def stream_experts(
     """Replace the experts of a model that nothing was read of. `stored` are its files' arrays as they were loaded, by
     name. Returns None where all of them fit. Raises ConfigError or ModelError that says why they cannot be read one by
     one."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, SwitchGLU | SwitchMLP)]
+    found = sorted(
+        ((path, module) for path, module in model.named_modules() if isinstance(module, SwitchGLU | SwitchMLP)),
+        key=lambda each: layer_numbers(each[0]),
+    )
     if not found:
         raise ConfigError(f"{SETTING}: the model has no mixture of experts: leave it out", param=SETTING)
     files = ExpertFiles(folder, memory.read)
