@@ -75,6 +75,7 @@ from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.observe.steps import report_step
+from ingot.quantities import format_bytes
 from ingot.upstream import caches, load_config, load_model
 
 log = logging.getLogger("ingot.models")
@@ -338,7 +339,8 @@ def load_model_adapter(
     )
     adapted = replace(adapted, lossy=lossy)
     if streamed is not None:  # which experts are in memory is decided between layers
-        return replace(adapted, steps=None, experts=streamed)
+        adapted = replace(adapted, steps=None, experts=streamed)
+        return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:
         return replace(adapted, steps=None)
     if can_compile_steps(device):
@@ -364,6 +366,32 @@ def rehearse_steps(adapter: ModelAdapter) -> None:
                 logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
                 mx.eval(logits, rows.pending())
             rows.leave(row)
+
+
+def expected_speed(adapter: ModelAdapter, experts: ExpertStore) -> str:
+    """What to expect of a model whose experts do not all fit: what a step takes when it reads nothing, and the drive's
+    speed. At worst as many experts are found as fit in memory, at best half of the others, too: those that are used
+    most are there, and some are read before they are needed."""
+    rows = adapter.new_batch_state()
+    row, fastest = rows.new(), inf
+    for _ in range(4):  # of the same token, whose experts are there after the first
+        began = time.monotonic()
+        mx.eval(adapter.run(rows, mx.ones(1, mx.uint32), [ForwardPart((row,), 1)], [0]), rows.pending())
+        fastest = min(fastest, time.monotonic() - began)
+    rows.leave(row)
+    fits = f"fits {100 * experts.share:.0f} % of the experts"
+    speed = experts.drive_speed()
+    if speed is None:
+        return fits
+    low, high = (
+        1 / (fastest + missing * experts.token_bytes / speed)
+        for missing in (1 - experts.share, (1 - experts.share) / 2)
+    )
+    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from a drive that reads {format_bytes(int(speed))}/s"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def adapt_model(

@@ -134,7 +134,7 @@ def load_language_model(
         whole = (device if joined is None else joined).memory_budget(here, settings.memory)
         share = MemoryShare(whole - reserved, whole)
     total = share.own
-    if settings.expert_memory == "all":
+    if settings.expert_memory == ALL_EXPERTS:
         _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, with_vision=vision.with_vision)
@@ -289,14 +289,15 @@ def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
     raise ModelError(f"The weights are {format_bytes(size)}, the memory budget is {format_bytes(total)}. {advice}")
 
 
-EXPERT_SHARE = 3 / 4
+ALL_EXPERTS: Final = "all"
+EXPERT_SHARE: Final = 3 / 4
 """Of what a model's other weights leave, the part that is for experts if nothing says how much."""
 
 
 def _expert_memory(settings: Settings, total: int) -> ExpertMemory | None:
     """None where all experts are in memory."""
     stated = settings.expert_memory
-    if stated == "all":
+    if stated == ALL_EXPERTS:
         return None
     if stated == "auto":
         return ExpertMemory(lambda others, experts: int(max(0, total - others) * EXPERT_SHARE))
@@ -351,7 +352,7 @@ def _load_plain_model(
     """The model by itself, and who may propose for it."""
     choice = SpeculationOptions.parse(settings.speculate, settings.speculate_tokens)
     if joined is not None:
-        if settings.expert_memory != "all":
+        if settings.expert_memory != ALL_EXPERTS:
             raise ConfigError(
                 "expert_memory: ranks have all experts in memory. Leave it out, or serve the model without ranks.",
                 param="expert_memory",

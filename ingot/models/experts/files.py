@@ -71,6 +71,10 @@ class ExpertFiles:
             self._files.append(_OpenFile(path, descriptor, found.st_size, found.st_mtime_ns))
             self.tensors |= {name: (number, one) for name, one in read_safetensors_header(path).items()}
 
+    @property
+    def largest(self) -> Path:
+        return max(self._files, key=lambda file: file.size).path
+
     def read(self, place: FileRange, into: memoryview) -> None:
         """Raises WeightsUnreadable unless all of it was read, from a file that has not changed."""
         file, done = self._files[place.file], 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -28,35 +28,12 @@ from ingot.models.experts.files import LONGEST_WAIT_S, ExpertFiles, ExpertRead, 
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
 from ingot.models.experts.weights import SlotWeights, StoredExperts
 from ingot.models.families.description import MoeSpec
+from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
+from ingot.observe.metrics import ExpertStats
 
 PATIENCE_S: Final = 0.05
 """Nothing else is done while a read takes no longer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertStats:
-    """What happened since the model was loaded. An expert that a pass needs in a layer is counted once."""
-
-    hits: int = 0
-    """It was in its slot."""
-    predicted: int = 0
-    """It had been guessed, and was in its slot or on its way."""
-    misses: int = 0
-    """It had to be read while the pass waited."""
-    wasted: int = 0
-    """It was read, as it had been guessed, and made room for others before anybody used it."""
-    rounds: int = 0
-    """How often a layer was computed in another round."""
-    bytes_read: int = 0
-    waited_s: float = 0.0
-    """Seconds that passes waited for reads."""
-    reading_s: float = 0.0
-    """Seconds in which anything was read."""
-
-    def since(self, earlier: ExpertStats) -> ExpertStats:
-        names = (each.name for each in fields(self))
-        return ExpertStats(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
 
 class StreamedExperts(nn.Module):
@@ -85,7 +62,9 @@ class ExpertStore:
 
     @property
     def stats(self) -> ExpertStats:
-        return replace(self._counts, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s)
+        return replace(
+            self._counts, share=self.share, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s
+        )
 
     @property
     def share(self) -> float:
@@ -96,6 +75,18 @@ class ExpertStore:
     def expert_bytes(self) -> int:
         """Bytes of an expert in the files, of the layer with the largest."""
         return max(layer.stored.bytes_of_one for layer in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes in the files of all experts that a token has."""
+        return sum(
+            layer.stored.bytes_of_one * (layer.guess.top if layer.guess is not None else 1) for layer in self.layers
+        )
+
+    def drive_speed(self) -> float | None:
+        """Bytes a second at which experts are read that the system does not have in memory; None if that is not
+        known."""
+        return read_speed(self._files.largest, size=min(MIB, self.expert_bytes))
 
     def count(self, **more: float) -> None:
         self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
