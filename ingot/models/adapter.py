@@ -383,11 +383,10 @@ def expected_speed(adapter: ModelAdapter, experts: ExpertStore) -> str:
     speed = experts.drive_speed()
     if speed is None:
         return fits
-    low, high = (
-        1 / (fastest + missing * experts.token_bytes / speed)
-        for missing in (1 - experts.share, (1 - experts.share) / 2)
-    )
-    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from a drive that reads {format_bytes(int(speed))}/s"
+    lacking, reading = 1 - experts.share, experts.token_bytes / speed
+    low, high = (1 / (fastest + part * reading) for part in (lacking, lacking / 2))
+    drive = f"a drive that reads {format_bytes(int(speed))}/s"
+    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from {drive}"
 
 
 def _rate(value: float) -> str:

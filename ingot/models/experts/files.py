@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -107,19 +108,19 @@ class ExpertRead:
     """An expert that is read into memory, a range after another or several at once."""
 
     ranges: Sequence[FileRange]
-    into: Sequence[memoryview]
+    memory: Callable[[], Sequence[memoryview]]
+    """Where to read it to, a range after another; called when a thread begins with it."""
     ahead: bool
     """Whether it was guessed that it will be needed."""
-    convert: Callable[[], None] | None = None
+    convert: Callable[[Sequence[memoryview]], None] | None = None
     """Called once all of it was read."""
+    into: Sequence[memoryview] = ()
+    begun: set[int] = field(default_factory=set)
+    """Ranges that a thread has begun with."""
     left: int = 0
-    """Ranges that have not been read."""
+    """Those that have not been read."""
     error: WeightsUnreadable | None = None
     done: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def size(self) -> int:
-        return sum(each.size for each in self.ranges)
 
 
 class ExpertReaders:
@@ -130,7 +131,6 @@ class ExpertReaders:
         self._tasks: queue.PriorityQueue[tuple[int, int, ExpertRead | None, int]] = queue.PriorityQueue()
         self._lock = threading.Lock()
         self._number = 0
-        self._begun: set[tuple[int, int]] = set()
         self._running, self._since = 0, 0.0
         self.bytes_read = 0
         self.reading_s = 0.0
@@ -168,32 +168,31 @@ class ExpertReaders:
             _, _, read, index = self._tasks.get()
             if read is None:
                 return
-            key = (id(read), index)
             with self._lock:
-                if key in self._begun or read.done.is_set():
+                if index in read.begun:  # it was hurried
                     continue
-                self._begun.add(key)
+                if not read.begun:
+                    read.into = read.memory()
+                read.begun.add(index)
                 self._running += 1
                 if self._running == 1:
                     self._since = time.monotonic()
-            error = self._read(read, index)
-            with self._lock:
-                read.left -= 1
-                is_last = read.left == 0
-                read.error = read.error or error
-            if is_last and read.error is None and read.convert is not None:
-                read.error = _guarded(read.convert)
-            with self._lock:
-                self._running -= 1
-                if self._running == 0:
-                    self.reading_s += time.monotonic() - self._since
-                self.bytes_read += read.ranges[index].size
-                if is_last:
-                    self._begun -= {(id(read), each) for each in range(len(read.ranges))}
-                    read.done.set()
+            self._finish(read, index, _guarded(partial(self._files.read, read.ranges[index], read.into[index])))
 
-    def _read(self, read: ExpertRead, index: int) -> WeightsUnreadable | None:
-        return _guarded(lambda: self._files.read(read.ranges[index], read.into[index]))
+    def _finish(self, read: ExpertRead, index: int, error: WeightsUnreadable | None) -> None:
+        with self._lock:
+            read.left -= 1
+            is_last = read.left == 0
+            read.error = read.error or error
+        if is_last and read.error is None and read.convert is not None:
+            read.error = _guarded(partial(read.convert, read.into))
+        with self._lock:
+            self._running -= 1
+            if self._running == 0:
+                self.reading_s += time.monotonic() - self._since
+            self.bytes_read += read.ranges[index].size
+        if is_last:
+            read.done.set()
 
 
 def _guarded(work: Callable[[], None]) -> WeightsUnreadable | None:

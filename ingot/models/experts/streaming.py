@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ import numpy as np
 
 from ingot.models.experts.files import LONGEST_WAIT_S, ExpertFiles, ExpertRead, ExpertReaders, WeightsUnreadable
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
-from ingot.models.experts.weights import SlotWeights, StoredExperts
+from ingot.models.experts.weights import SlotWeights, SpareMemory, StoredExperts
 from ingot.models.families.description import MoeSpec
 from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
@@ -58,6 +59,7 @@ class ExpertStore:
         self.meanwhile: Callable[[], None] = lambda: None
         """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []
+        self.spare: SpareMemory = {}
         self._files, self._counts = files, ExpertStats()
 
     @property
@@ -115,6 +117,7 @@ class ExpertStore:
     def close(self) -> None:
         self.readers.close()
         self._files.close()
+        self.layers.clear()  # which know the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +173,7 @@ class LayerExperts:
     def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
         """The products of each token and its experts, as the products give them with all experts in memory."""
         if self._weights is None:
-            self._weights = SlotWeights(products, self.stored)
+            self._weights = SlotWeights(products, self.stored, self._store.spare)
         following = self._following()
         guess = None if following is None or following.guess is None else following.guess(x)
         mx.eval(indices, *([] if guess is None else [guess]))
@@ -184,7 +187,6 @@ class LayerExperts:
                 following.read_ahead(np.array(guess.astype(mx.int32)))
             self._finish_reading(reads, some)
             y = self._products_of(x, chosen, some, products, y)
-            self._outputs = [y]
         assert y is not None
         return y
 
@@ -210,10 +212,13 @@ class LayerExperts:
             yield experts[begin : begin + most]
 
     def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
-        """Have those read that are not in memory; returns all that are on their way."""
+        """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
+        for it is read again."""
+        with suppress(WeightsUnreadable):
+            self._settle([each for each in self._arriving.values() if each.read.done.is_set() and each.read.error])
         lacking = [each for each in experts if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         coming = [self._arriving[each] for each in experts if each in self._arriving]
-        early = len(coming) + sum(each in self._unused for each in experts)
+        early = sum(each in self._arriving or each in self._unused for each in experts)
         self._store.count(hits=len(experts) - len(lacking) - early, predicted=early, misses=len(lacking))
         self._unused.difference_update(experts)
         begun = self._read(lacking, set(experts), ahead=False)
@@ -225,8 +230,11 @@ class LayerExperts:
     def _settle_others(self, kept: set[int]) -> None:
         """Wait for a read that nobody waits for."""
         other = next(each for each in self._arriving.values() if each.expert not in kept)
-        with suppress(WeightsUnreadable):
+        try:
             self._settle([other])
+        except WeightsUnreadable:
+            if not other.read.done.is_set():  # its slot is still being written to
+                raise
 
     def _read(self, experts: Sequence[int], kept: set[int], *, ahead: bool) -> list[_Arriving]:
         """Begin to read as many of the experts as there are slots for."""
@@ -246,9 +254,8 @@ class LayerExperts:
                 if before in self._unused:
                     self._unused.discard(before)
                     self._store.count(wasted=1)
-            memory = self._weights.memory_for(slot)
-            convert = self._weights.conversion(slot, memory)
-            read = ExpertRead(self.stored.ranges_of(expert), memory, ahead, convert)
+            weights, ranges = self._weights, self.stored.ranges_of(expert)
+            read = ExpertRead(ranges, partial(weights.memory_for, slot), ahead, weights.conversion(slot))
             self._arriving[expert] = _Arriving(expert, slot, read)
             begun.append(self._arriving[expert])
         self._store.readers.submit(each.read for each in begun)
@@ -274,7 +281,6 @@ class LayerExperts:
                         if each.read.convert is None and not self._weights.is_direct:
                             self._weights.install(each.slot, each.read.into)
                         self.slots.put(each.expert, each.slot)
-                    self._weights.give_back(each.read.into)
 
     def read_ahead(self, guessed: np.ndarray) -> None:
         """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first."""
@@ -298,5 +304,7 @@ class LayerExperts:
         y: mx.array = products(x, mx.array(places))
         if before is not None:
             y = mx.where(mx.array(mine)[..., None], y, before)
-        mx.async_eval(y)
+        # Once this number is known, nothing reads slots any more; outputs may be large, and are not held for that.
+        self._outputs = [y.reshape(-1)[:1] + 0]
+        mx.async_eval(y, self._outputs)
         return y
