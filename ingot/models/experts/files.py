@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -204,12 +204,3 @@ def _guarded(work: Callable[[], None]) -> WeightsUnreadable | None:
     except Exception as error:
         return WeightsUnreadable(f"Experts cannot be read: {type(error).__name__}: {error}")
     return None
-
-
-def expert_ranges(name: str, experts: int, tensors: Mapping[str, tuple[int, StoredTensor]]) -> list[FileRange] | None:
-    """Of each expert, where all of them are one tensor of that name."""
-    number, stored = tensors[name]
-    if not stored.shape or stored.shape[0] != experts:
-        return None
-    size = stored.nbytes // experts
-    return [FileRange(number, stored.offset + expert * size, size) for expert in range(experts)]

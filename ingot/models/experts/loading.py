@@ -15,7 +15,8 @@ from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device
-from ingot.models.experts.files import ExpertFiles, FileRange, ReadBytes, expert_ranges, read_bytes
+from ingot.models.experts.files import ExpertFiles, ReadBytes, read_bytes
+from ingot.models.experts.locating import ExpertLocator
 from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
 from ingot.models.experts.weights import PARTS, TINY, StoredExperts, StoredPart, projections_of
@@ -64,20 +65,20 @@ def stream_experts(
     if not found:
         raise ConfigError(f"{SETTING}: the model has no mixture of experts: leave it out", param=SETTING)
     files = ExpertFiles(folder, memory.read)
-    names = {id(array): name for name, array in stored.items()}
-    layers = [_stored_experts(path, module, names, files) for path, module in found]
+    locator = ExpertLocator(stored, files)
+    layers = [_stored_experts(path, module, locator) for path, module in found]
     sizes = [_slot_bytes(module, device) / each.count for (_, module), each in zip(found, layers, strict=True)]
     whole = sum(settled_bytes(module, device) for _, module in found)
     most = memory.slot_bytes(settled_bytes(model, device) - whole, whole)
-    count = _slots_of_a_layer([each.count for each in layers], sizes, most)
-    if count >= max(each.count for each in layers) and not memory.always:
+    counts = _slot_counts([each.count for each in layers], sizes, most)
+    if counts == [each.count for each in layers] and not memory.always:
         files.close()
         return None
     guesses = _router_guesses(model, [module for _, module in found])
-    _refuse_too_few(count, guesses, sum(sizes), most)
+    _refuse_too_few(min(counts), guesses, sum(sizes), most)
     store = ExpertStore(files, read_ahead=memory.read_ahead)
-    for (path, module), each, guess in zip(found, layers, guesses, strict=True):
-        slots = ExpertSlots(each.count, min(count, each.count))
+    for (path, module), each, guess, count in zip(found, layers, guesses, counts, strict=True):
+        slots = ExpertSlots(each.count, count)
         for name, linear in projections_of(module).items():
             _fill_slots(linear, [part for part in each.parts if part.projection == name], slots, files, device)
         layer = LayerExperts(store, each, slots, guess)
@@ -86,13 +87,13 @@ def stream_experts(
     return store
 
 
-def _stored_experts(path: str, module: Any, names: Mapping[int, str], files: ExpertFiles) -> StoredExperts:
+def _stored_experts(path: str, module: Any, locator: ExpertLocator) -> StoredExperts:
     parts, quantised = [], {}
     for projection, linear in projections_of(module).items():
         for name in PARTS:
             array = linear.get(name)
             if array is not None:
-                ranges = _ranges_of(array, names, files)
+                ranges = locator.find(path, projection, name, array)
                 if ranges is None:
                     raise ModelError(
                         f"{SETTING}: the experts of {path} are stored in another form than the model computes with. "
@@ -102,13 +103,6 @@ def _stored_experts(path: str, module: Any, names: Mapping[int, str], files: Exp
         if isinstance(linear, QuantizedSwitchLinear):
             quantised[projection] = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
     return StoredExperts(path, tuple(parts), quantised)
-
-
-def _ranges_of(array: mx.array, names: Mapping[int, str], files: ExpertFiles) -> list[FileRange] | None:
-    """None where the array is not as it lies in a file."""
-    name = names.get(id(array))
-    ranges = None if name is None else expert_ranges(name, array.shape[0], files.tensors)
-    return ranges if ranges is not None and ranges[0].size * array.shape[0] == array.nbytes else None
 
 
 def _slot_bytes(module: Any, device: Device) -> int:
@@ -127,12 +121,26 @@ def _is_widened(linear: Any, device: Device) -> bool:
     return device.kind == "cpu" and affine and linear.scales.dtype != mx.float16
 
 
-def _slots_of_a_layer(experts: Sequence[int], sizes: Sequence[float], most: int) -> int:
-    """The most slots for each layer that take no more bytes together."""
+FIRST_LAYER_SHARE: Final = 0.9
+"""The first layer's experts, which no router guesses, are all in memory where that leaves the others this share of
+their slots."""
+
+
+def _slot_counts(experts: Sequence[int], sizes: Sequence[float], most: int) -> list[int]:
+    """Each layer's slots, which take at most so many bytes together. `sizes` are those of an expert."""
+    even = _even_slots(experts, sizes, most)
+    others = _even_slots(experts[1:], sizes[1:], int(most - experts[0] * sizes[0]))
+    if others and others >= even * FIRST_LAYER_SHARE:
+        return [experts[0], *(min(others, own) for own in experts[1:])]
+    return [min(even, own) for own in experts]
+
+
+def _even_slots(experts: Sequence[int], sizes: Sequence[float], most: int) -> int:
+    """The most that every layer can have."""
     return max(
         (
             count
-            for count in range(max(experts) + 1)
+            for count in range(max(experts, default=0) + 1)
             if sum(min(count, own) * size for own, size in zip(experts, sizes, strict=True)) <= most
         ),
         default=0,
