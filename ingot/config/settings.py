@@ -20,6 +20,7 @@ from ingot.config.checks import (
     alias_problem,
     codec_problem,
     endpoint_problem,
+    expert_memory_problem,
     format_problem,
     host_problem,
     is_loopback,
@@ -266,6 +267,12 @@ class SettingsTable:
         "memory budget for weights and KV cache, such as 12GB or 60% (default: what the device can spare)",
         section="the engine",
         check=memory_problem,
+    )
+    expert_memory: str = setting(
+        "all",
+        "memory for the experts of a mixture, such as 24GB; the others are read from the model's files when they are "
+        "needed, to the same answers: auto for what the budget leaves, all for a model whose weights fit",
+        check=expert_memory_problem,
     )
     prefix_cache: bool = setting(True, "cache the KV of prompts and answers, for requests that share a prefix")
     cache_memory: str | None = setting(
