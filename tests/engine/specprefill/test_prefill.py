@@ -399,40 +399,44 @@ def test_a_quality_decides_for_each_prompt_how_much_is_kept_and_a_share_that_is_
         engine.close()
 
 
-@pytest.mark.parametrize("kind", ["nemotron_h", "gpt_oss"])
+BY_NAME: dict[str, dict[str, Any]] = {
+    "nemotron_h": tiny.CONFIGS["kernel-mamba-packed"],  # without RoPE, next to recurrent layers
+    "gpt_oss": family_configs.config("gpt_oss") | {"sliding_window": 100},  # windows, sinks and a mixture
+}
+by_name = pytest.mark.parametrize("name", BY_NAME)
+
+
+def named_prompt(name: str) -> tuple[int, ...]:
+    return tuple(1 + token % (BY_NAME[name]["vocab_size"] - 1) for token in some(420))
+
+
+@by_name
 def test_nemotron_h_and_gpt_oss_answer_thinned_prompts_by_the_rules_of_every_device(
-    kind: str, rules: str, starting: Starting, monkeypatch: pytest.MonkeyPatch
+    name: str, rules: str, starting: Starting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without RoPE, next to recurrent layers; and with windows, sinks and a mixture."""
-    known = tiny.CONFIGS["kernel-mamba-packed"] if kind == "nemotron_h" else family_configs.config(kind)
-    monkeypatch.setitem(tiny.CONFIGS, kind, known)
-    prompt = tuple(1 + token % (known["vocab_size"] - 1) for token in some(420))
-    engine = starting(kind, cache_bytes=1 << 26)
+    monkeypatch.setitem(tiny.CONFIGS, name, BY_NAME[name])
+    prompt, window = named_prompt(name), BY_NAME[name].get("sliding_window", 0)
+    engine, another = starting(name), starting(name, widest=100, cache_bytes=0)
     events = answer(engine, ask(prompt, max_tokens=6))
-    found, [ended_sequence] = report(events), [event for event in events if isinstance(event, SequenceEnded)]
-    window = known.get("sliding_window") or 0
+    [tokens] = [event.tokens for event in events if isinstance(event, SequenceEnded)]
     kept = select_tokens(evenly(prompt), required_tokens(420, window=window), 0.3).tolist()
-    assert found.kept == len(kept) < 300 and set(range(420 - window, 420)) <= set(kept)
-    if kind == "nemotron_h":
-        # Nothing in it knows positions, so that it answers as to what is kept alone.
-        alone = ask([prompt[at] for at in kept], None, max_tokens=6)
-        assert tokens_of(starting(kind, cache_bytes=0), alone) == ended_sequence.tokens
-    pieces = starting(kind, widest=100, cache_bytes=0)
-    assert tokens_of(pieces, ask(prompt, max_tokens=6)) == ended_sequence.tokens
+    assert report(events).kept == len(kept) < 300 and set(range(420 - window, 420)) <= set(kept)
+    assert tokens_of(another, ask(prompt, max_tokens=6)) == tokens, "in pieces"
+    if name == "nemotron_h":  # nothing in it knows positions, so that it answers as to what is kept alone
+        assert tokens_of(another, ask([prompt[at] for at in kept], None, max_tokens=6)) == tokens
     again = answer(engine, ask(prompt, max_tokens=6))
     assert ended(again).usage.cached_tokens > 0
-    assert next(event.tokens for event in again if isinstance(event, SequenceEnded)) == ended_sequence.tokens
-    dense = ask(prompt, None, max_tokens=6)
-    assert tokens_of(engine, dense) == tokens_of(starting(kind, cache_bytes=0), replace(dense, id="fresh"))
+    assert next(event.tokens for event in again if isinstance(event, SequenceEnded)) == tokens
+    whole = [tokens_of(each, ask(prompt, None, max_tokens=6)) for each in (engine, another)]
+    assert whole[0] == whole[1], "who does not ask meets nothing that was computed in part"
 
 
-@pytest.mark.parametrize("kind", ["nemotron_h", "gpt_oss"])
+@by_name
 def test_nemotron_h_and_gpt_oss_score_prompts_by_the_rules_of_every_device(
-    kind: str, rules: str, monkeypatch: pytest.MonkeyPatch
+    name: str, rules: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = tiny.CONFIGS["kernel-mamba-packed"] if kind == "nemotron_h" else family_configs.config(kind)
-    monkeypatch.setitem(tiny.CONFIGS, kind, known)
-    scorer, prompt = DraftScorer(draft_model(kind)), tuple(1 + token % (known["vocab_size"] - 1) for token in some(420))
+    monkeypatch.setitem(tiny.CONFIGS, name, BY_NAME[name])
+    scorer, prompt = DraftScorer(draft_model(name)), named_prompt(name)
     work = scorer.score(Running(ask(prompt), 0, 0, prompt, 1, 0))
     with pytest.raises(StopIteration) as done:
         while True:
