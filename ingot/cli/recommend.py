@@ -5,72 +5,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
 from ingot.config.checks import memory_bytes
 from ingot.extras import extras_command, missing_packages
-from ingot.models.files.short_names import TASKS, NamedModel, Task, fitting_models
+from ingot.models.files.short_names import TASKS, Task
 from ingot.quantities import format_bytes
 
 if TYPE_CHECKING:
+    from ingot.engine.loading.recommend import Recommendation
     from ingot.kernels.device import Device
-
-LEAST_CONTEXT: Final = 8192
-"""Tokens that must fit next to a model's weights, or all that it was made for."""
-MODELS_OF_A_TASK: Final = 4
-ALONGSIDE_SHARE: Final = 3
-"""A model that is served alongside a chat model has this part of the budget at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """`context` is what the memory budget leaves room for; 0: the model has none."""
-
-    task: Task
-    name: str
-    hub_id: str
-    parameters: float  # billions
-    active: float
-    download_bytes: int
-    weight_bytes: int
-    context: int
-    command: str
-
-    @classmethod
-    def of(cls, model: NamedModel, task: Task, device: str, context: int) -> Recommendation:
-        blind = " --text-only" if task in ("chat", "code") and lacks_extra_to_see(model) else ""
-        return cls(
-            *(task, model.name, model.hub_id, model.parameters, model.active),
-            *(model.size, model.weight_bytes(device), context, f"ingot {TASKS[task][1]} {model.name}{blind}"),
-        )
-
 
 TASK_EXTRAS: Final[dict[Task, str]] = {"vision": "vision", "audio": "audio"}
 """The optional packages that a task needs."""
 
 
-def lacks_extra_to_see(model: NamedModel) -> bool:
-    """Whether a model with a vision tower is served for text alone, until an extra is installed."""
-    from ingot.media.image_processors import PROCESSORS
-
-    return "vision" in model.tasks and model.family in PROCESSORS and bool(missing_packages("vision"))
-
-
-def recommend_models(budget: int, device: str) -> list[Recommendation]:
-    """The best of each task that fit into `budget` bytes on a device of that kind."""
-    from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
-
-    found = []
-    for task in TASKS:
-        own = budget if task in ("chat", "code", "vision") else budget // ALONGSIDE_SHARE
-        fitting = fitting_models(task, own, device, aside=TRANSIENT_SHARE + REWIND_SHARE, least_context=LEAST_CONTEXT)
-        found += [Recommendation.of(model, task, device, context) for model, context in fitting[:MODELS_OF_A_TASK]]
-    return found
-
-
 def print_recommended(settings: Settings, *, as_json: bool) -> None:
+    from ingot.engine.loading.recommend import recommend_models
     from ingot.kernels.device import current_device, memory_budget
 
     device = current_device()
@@ -112,6 +65,8 @@ def _format_row(each: Recommendation, width: int) -> str:
 def offer_models(settings: Settings, budget: int, device: str) -> str | None:
     """What to tell a user who started a server without naming a model: the best chat models that fit, where they can be
     fetched. Takes as long as the hub takes to be reached."""
+    from ingot.engine.loading.recommend import recommend_models
+
     chat = [each for each in recommend_models(budget, device) if each.task == "chat"][:OFFERED]
     if not chat or settings.offline or not hub_answers():
         return None

@@ -225,3 +225,10 @@ def memory_bytes(text: str, total: int) -> int:
 
 
 memory_problem = problem_from(lambda text: memory_bytes(text, total=1 << 62))
+EXPERT_MEMORY_NAMES = ("all", "auto")
+
+
+def expert_memory_problem(text: str) -> str | None:
+    if text in EXPERT_MEMORY_NAMES or memory_problem(text) is None:
+        return None
+    return f"{text!r} is neither all, auto nor an amount of memory such as 24GB"

@@ -41,7 +41,7 @@ from ingot.cli.serve import (
 )
 from ingot.config import DEFAULT_MODEL, Settings, load_config
 from ingot.distributed.place import LISTEN_VARIABLE
-from ingot.engine.loading.model_files import find_model_files
+from ingot.engine.loading.fleet_models import find_model_files
 from ingot.engine.request import ModelCard
 from ingot.errors import ConfigError, DeviceLost, IngotError, Unsupported
 from ingot.http.server import Listener
