@@ -12,6 +12,7 @@ python -m bench.grammar --calls 100 --model FOLDER --no-hold-calls
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import tempfile
@@ -307,6 +308,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--hold-calls", action=argparse.BooleanOptionalAction, default=True)
     given = parser.parse_args(arguments)
     if given.calls is not None:
+        if importlib.util.find_spec("jsonschema") is None:
+            parser.error("--calls checks what was called with jsonschema, which `make setup` installs")
         found = count_calls(given.model, given.calls, 8, given.tokens, hold=given.hold_calls)
         print(", ".join(f"{name} {count}" for name, count in asdict(found).items()))
         return int(given.hold_calls and found.unparsable + found.invalid + found.lost > 0)

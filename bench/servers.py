@@ -29,7 +29,7 @@ def ingot(
     flags = ["--port", "0", "--log-level", "warning", *flags]
     if streams > 32:
         flags += ["--max-sequences", str(streams)]
-    command = [sys.executable, "-m", "ingot.cli.main", "serve", *([] if folder is None else [str(folder)]), *flags]
+    command = [sys.executable, "-m", "ingot", "serve", *([] if folder is None else [str(folder)]), *flags]
     more = {} if own_kernels else {"INGOT_KERNELS": "blas"}
     if scratch is not None:
         more["TMPDIR"] = str(scratch)
@@ -42,7 +42,7 @@ def ingot(
 def replica(folder: Path, log: Path, name: str) -> Iterator[Running]:
     """`ingot serve` as one of several that are the same to their clients."""
     flags = ["--port", "0", "--log-level", "warning", "--served-model-name", name, "--memory", "2GB"]
-    with process_running([sys.executable, "-m", "ingot.cli.main", "serve", str(folder), *flags], log) as process:
+    with process_running([sys.executable, "-m", "ingot", "serve", str(folder), *flags], log) as process:
         url = wait_until_ready("ingot", process, log, lambda: ready_url(log.read_text(errors="replace")))
         yield Running("ingot", ServerClient(url), name, process.pid)
 

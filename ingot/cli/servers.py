@@ -234,7 +234,7 @@ def _choose_servers(which: str | None, servers: list[ServerRecord]) -> list[Serv
         return servers
     chosen = [each for each in servers if which in (str(each.pid), str(each.port))]
     if not chosen:
-        raise ConfigError(f"no server of yours has the process or port {which}; there is {listed}")
+        raise ConfigError(f"no server of yours has the process or port {which}; those that run: {listed}")
     if len(chosen) > 1:
         raise ConfigError(f"{which} means several; give the process: {listed}")
     return chosen
