@@ -32,6 +32,8 @@ from ingot.media.image_processors import (
 )
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
 from ingot.media.processor_parts import ProcessorFiles
+from ingot.models.vision.loading import VISION_FAMILIES
+from tests.templates.real import SHELF
 
 ANY = ImageLayoutOptions()
 
@@ -319,3 +321,24 @@ def test_a_checkpoints_own_files_decide(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"config\.json"):
         read_processor(tmp_path)
+
+
+def test_every_family_with_a_tower_has_a_processor() -> None:
+    assert VISION_FAMILIES.keys() == PROCESSORS.keys()
+
+
+TEMPLATES = {
+    "google-gemma-4-31B-it": "gemma4",
+    "Kimi-K2-Instruct": "kimi_k25",
+    "LFM2.5-8B-A1B": "lfm2_vl",
+    "MiniMax-M3": "minimax_m3_vl",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_templates_write_for_an_image_is_what_processors_look_for(template: str) -> None:
+    file = SHELF / "llama.cpp" / f"{template}.jinja"
+    if not file.is_file():
+        pytest.skip("the collection of chat templates is not here")
+    ours = PROCESSORS[TEMPLATES[template]](ProcessorFiles({"model_type": TEMPLATES[template]}))
+    assert ours.placeholders["image"].sought in file.read_text()
