@@ -15,6 +15,7 @@ import pytest
 from ingot.errors import BadMedia, ModelError, Unsupported
 from ingot.media.any_size_processors import (
     Gemma4Processor,
+    LfmProcessor,
     Llama4Processor,
     MergedPatchesProcessor,
     llama4_canvas,
@@ -321,6 +322,16 @@ def test_a_checkpoints_own_files_decide(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"config\.json"):
         read_processor(tmp_path)
+
+
+def test_lfm2_cuts_large_images_alone_and_none_where_its_files_say_so() -> None:
+    ours = LfmProcessor.of(ProcessorFiles())
+    assert ours.image_layout(Size(500, 500), ANY).apart is None
+    large = ours.image_layout(Size(2000, 1000), ANY)
+    assert (large.grid, large.runs[:-1]) == ((8, 32, 32), (256,) * 8) and large.apart is not None
+    assert large.written.startswith("<|image_start|><|img_row_1_col_1|><image><|img_row_1_col_2|>")
+    whole = LfmProcessor.of(ProcessorFiles({}, {"do_image_splitting": False})).image_layout(Size(2000, 1000), ANY)
+    assert whole.grid.t == 1 and whole.apart is None and whole.features <= 256
 
 
 def test_every_family_with_a_tower_has_a_processor() -> None:
