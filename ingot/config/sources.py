@@ -280,6 +280,8 @@ def _from_text(option: Setting, text: str, label: str) -> Any:
     """A value from a flag or a variable. An empty text unsets an optional value that is not a secret."""
     if text == "" and option.optional and not option.secret:
         return None
+    if option.switch:
+        return BOOLEAN_WORDS.get(text.strip().lower(), text)
     if option.kind is bool:
         if text.strip().lower() not in BOOLEAN_WORDS:
             raise ConfigError(f"{label}: {text!r} is neither true nor false")

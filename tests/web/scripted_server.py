@@ -57,6 +57,7 @@ class Answer:
     cached_tokens: int = 0
     receipt: dict[str, Any] = field(default_factory=dict)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    items: list[dict[str, Any]] = field(default_factory=list)  # of its output, before its text
     disconnected: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -361,7 +362,7 @@ class Run:
             "background": self.background,
             "model": "smollm2-135m",
             "error": answer.error if status == "failed" else None,
-            "output": [*([thoughts] if answer.thoughts else []), message] if ended else [],
+            "output": [*([thoughts] if answer.thoughts else []), *answer.items, message] if ended else [],
         }
         if ended:
             self.response |= {"ingot": answer.receipt, "usage": _usage(answer, count)}

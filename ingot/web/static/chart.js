@@ -16,7 +16,7 @@ export function chart(title, streams, series) {
     const end = { x: x(values.length - 1) + 6, y: y(values.at(-1)) + 4 };
     svg.append(svgElement('polyline', { points, class: `line-${at}` }));
     svg.append(...values.map((value, place) => svgElement('circle', { cx: x(place), cy: y(value), r: 2.5, class: `line-${at}` })));
-    svg.append(svgElement('text', end, `${label} ${decimal(values.at(-1), 0)}`.trim()));
+    svg.append(svgElement('text', end, `${label} ${decimal(values.at(-1), values.at(-1) < 10 ? 1 : 0)}`.trim()));
   }
   svg.append(...streams.map((number, place) => svgElement('text', { x: x(place), y: HEIGHT - 4, 'text-anchor': 'middle' }, String(number))));
   return element('figure', {}, element('figcaption', {}, title), svg);

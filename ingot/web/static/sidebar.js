@@ -22,37 +22,41 @@ export class Sidebar {
 
   draw() {
     if (this.list.querySelector('form')) return; // a title is being edited
+    const wanted = this.search.value.trim().toLowerCase();
+    const shown = this.chat.store.list().map((each) => this.#factsOf(each, wanted)).filter(({ hit }) => hit !== null);
+    const drawn = JSON.stringify([shown, wanted]);
+    if (drawn === this.drawn) return; // what is about to be clicked stays where it is
+    this.drawn = drawn;
     const focused = document.activeElement?.dataset?.conversation;
     const rows = [];
-    let group = null;
-    const wanted = this.search.value.trim().toLowerCase();
-    for (const conversation of this.chat.store.list()) {
-      const hit = wanted ? foundIn(conversation, wanted) : '';
-      if (hit === null) continue;
-      const age = ageOf(conversation.updated);
-      if (age !== group) rows.push(element('li', { class: 'age' }, age));
-      group = age;
-      rows.push(this.#row(conversation, hit));
+    for (const [at, facts] of shown.entries()) {
+      if (facts.age !== shown[at - 1]?.age) rows.push(element('li', { class: 'age' }, facts.age));
+      rows.push(this.#row(facts));
     }
     if (wanted && rows.length === 0) rows.push(element('li', { class: 'age' }, t('Nothing found')));
     this.list.replaceChildren(...rows);
     if (focused) this.list.querySelector(`[data-conversation="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  #row(conversation, hit) {
-    const isCurrent = conversation === this.chat.current;
-    const isBusy = this.state.answers.has(conversation.id);
+  #factsOf(conversation, wanted) {
+    const { id, title, updated } = conversation;
+    const hit = wanted ? foundIn(conversation, wanted) : '';
+    return { id, title, hit, age: ageOf(updated), isCurrent: conversation === this.chat.current, isBusy: this.state.answers.has(id) };
+  }
+
+  #row({ id, title, hit, isCurrent, isBusy }) {
+    const conversation = () => this.chat.store.conversations.get(id); // another tab may have written it anew
     const open = element(
       'button',
       {
         type: 'button',
         class: 'title',
-        title: conversation.title,
+        title,
         'aria-current': isCurrent ? 'true' : null,
-        'data-conversation': conversation.id,
-        onclick: () => this.#go(() => this.chat.open(conversation)),
+        'data-conversation': id,
+        onclick: () => this.#go(() => this.chat.open(conversation())),
       },
-      conversation.title,
+      title,
       hit ? element('span', { class: 'hit' }, hit) : null,
     );
     const more = element(
@@ -60,9 +64,9 @@ export class Sidebar {
       {
         type: 'button',
         class: 'quiet more',
-        'aria-label': t('More for {title}', { title: conversation.title }),
+        'aria-label': t('More for {title}', { title }),
         'aria-haspopup': 'menu',
-        onclick: () => this.#openMenu(conversation, more),
+        onclick: () => this.#openMenu(conversation(), more),
       },
       icon('more'),
     );
