@@ -232,7 +232,7 @@ class LfmProcessor(ImagesOnly):
             int(stated("downsample_factor", 2)),
             (int(stated("min_image_tokens", 64)), int(stated("max_image_tokens", 256))),
             int(stated("tile_size", 512)),
-            (int(stated("min_tiles", 2)), int(stated("max_tiles", 10))),
+            (int(stated("min_tiles", 2)), int(stated("max_tiles", 10))) if stated("do_image_splitting", 1) else (1, 1),
             stated("max_pixels_tolerance", 2.0),
             bool(stated("use_thumbnail", 1)),
             bool(stated("use_image_special_tokens", 1)),

@@ -15,6 +15,7 @@ import pytest
 from ingot.errors import BadMedia, ModelError, Unsupported
 from ingot.media.any_size_processors import (
     Gemma4Processor,
+    LfmProcessor,
     Llama4Processor,
     MergedPatchesProcessor,
     llama4_canvas,
@@ -32,6 +33,8 @@ from ingot.media.image_processors import (
 )
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
 from ingot.media.processor_parts import ProcessorFiles
+from ingot.models.vision.loading import VISION_FAMILIES
+from tests.templates.real import SHELF
 
 ANY = ImageLayoutOptions()
 
@@ -319,3 +322,34 @@ def test_a_checkpoints_own_files_decide(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"config\.json"):
         read_processor(tmp_path)
+
+
+def test_lfm2_cuts_large_images_alone_and_none_where_its_files_say_so() -> None:
+    ours = LfmProcessor.of(ProcessorFiles())
+    assert ours.image_layout(Size(500, 500), ANY).apart is None
+    large = ours.image_layout(Size(2000, 1000), ANY)
+    assert (large.grid, large.runs[:-1]) == ((8, 32, 32), (256,) * 8) and large.apart is not None
+    assert large.written.startswith("<|image_start|><|img_row_1_col_1|><image><|img_row_1_col_2|>")
+    whole = LfmProcessor.of(ProcessorFiles({}, {"do_image_splitting": False})).image_layout(Size(2000, 1000), ANY)
+    assert whole.grid.t == 1 and whole.apart is None and whole.features <= 256
+
+
+def test_every_family_with_a_tower_has_a_processor() -> None:
+    assert VISION_FAMILIES.keys() == PROCESSORS.keys()
+
+
+TEMPLATES = {
+    "google-gemma-4-31B-it": "gemma4",
+    "Kimi-K2-Instruct": "kimi_k25",
+    "LFM2.5-8B-A1B": "lfm2_vl",
+    "MiniMax-M3": "minimax_m3_vl",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_what_templates_write_for_an_image_is_what_processors_look_for(template: str) -> None:
+    file = SHELF / "llama.cpp" / f"{template}.jinja"
+    if not file.is_file():
+        pytest.skip("the collection of chat templates is not here")
+    ours = PROCESSORS[TEMPLATES[template]](ProcessorFiles({"model_type": TEMPLATES[template]}))
+    assert ours.placeholders["image"].sought in file.read_text()
