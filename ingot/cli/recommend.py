@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
+from ingot.config.checks import memory_bytes
 from ingot.extras import extras_command, missing_packages
 from ingot.models.files.short_names import TASKS, Task
 from ingot.quantities import format_bytes
@@ -26,7 +27,8 @@ def print_recommended(settings: Settings, *, as_json: bool) -> None:
     from ingot.kernels.device import current_device, memory_budget
 
     device = current_device()
-    budget = memory_budget(device, settings.memory)
+    other = settings.memory if settings.memory is not None and "%" not in settings.memory else None
+    budget = memory_budget(device, settings.memory) if other is None else memory_bytes(other, total=1 << 62)
     found = recommend_models(budget, device.kind)
     if as_json:
         about = {"device": device.name, "kind": device.kind, "memory_budget": budget}
@@ -38,6 +40,8 @@ def print_recommended(settings: Settings, *, as_json: bool) -> None:
 def _format_recommended(found: Sequence[Recommendation], device: Device, budget: int) -> str:
     memory = {"metal": "unified memory", "cuda": "GPU memory", "cpu": "memory"}[device.kind]
     lines = [f"{device.name}: models may take {format_bytes(budget)} of {memory} (--memory changes that)"]
+    if budget > device.memory:
+        lines = [f"{device.name} with {format_bytes(budget)} of {memory}, which is more than this machine has"]
     slow = "; those whose tokens would take long on a CPU are left out" if device.kind == "cpu" else ""
     width = max((len(each.command) for each in found), default=0)
     for task, (words, _) in TASKS.items():
@@ -46,7 +50,9 @@ def _format_recommended(found: Sequence[Recommendation], device: Device, budget:
         needs = f" (after `{extras_command(extra)}`)" if extra is not None and missing_packages(extra) else ""
         lines += ["", f"{words}{needs if rows else ': nothing that is known by a short name fits'}"]
         lines += [f"  {_format_row(each, width)}" for each in rows]
-    return "\n".join([*lines, "", f"The best of each kind comes first{slow}. All are 4-bit unless they are small."])
+    if found:
+        lines += ["", f"The best of each kind comes first{slow}. All are 4-bit unless they are small."]
+    return "\n".join(lines)
 
 
 def _format_row(each: Recommendation, width: int) -> str:

@@ -26,7 +26,7 @@ from ingot.models.files.locate import CHAT_KIND, config_or_empty, has_vision, lo
 from ingot.models.files.packaged import find_packaged_model
 from ingot.models.files.progress import Progress, TerminalProgress
 from ingot.models.files.short_names import find_named_model
-from ingot.observe.steps import reporting_steps
+from ingot.observe.logs import reporting_steps
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine

@@ -378,7 +378,7 @@ class ResponsePlan:
             grammar=prepared.grammar,
             marks=prepared.marks,
             media=prepared.media,
-            specprefill=self.body.specprefill_request(prepared.sources),
+            specprefill=self.body.specprefill_request(self.served, prepared.sources),
             max_tokens=None if limit is None else limit - generated,
         )
         self.builder.head = replace(self.builder.head, source=PromptSource.of(self.served, prepared.sources))

@@ -14,8 +14,15 @@ export function drawMemory(node, memory) {
     ledger(t('KV cache, in use'), used, all),
     ledger(t('In use by MLX'), memory.active_bytes, all),
     ...cached,
+    ...(memory.experts ?? []).map((own) => element('p', {}, expertsText(own))),
     element('p', { class: 'hint' }, t('Of {budget}; running requests have reserved {share} of the KV cache.', { budget: bytes(budget), share: percent(memory.used) })),
   );
+}
+
+function expertsText({ model, share, hits, predicted, misses, read_bytes: read, waited_s: waited }) {
+  const found = percent((hits + predicted) / Math.max(1, hits + predicted + misses));
+  const numbers = { model, share: percent(share), found, read: bytes(read), waited: Math.round(waited) };
+  return t('Experts of {model}: {share} fit in memory, {found} were there in time; {read} read, {waited} s waited', numbers);
 }
 
 export function drawSpeculation(node, { draft_tokens: proposed, accepted_tokens: accepted, accepted_per_position: positions, drafts }) {

@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 
 from ingot.measure.figures import LEAST_TURNS, Figure, Said, line_of, ratios_by_part
-from ingot.measure.subjects import Pair, Subject, figure_of
-from ingot.measure.turns import ROUNDS, times_in_turns, times_of
+from ingot.measure.subjects import ROUNDS, Pair, Subject, WrongKernel, figure_of, times_in_turns, times_of
 
 
 class Clock:
@@ -76,8 +75,10 @@ def test_ours_is_wrong_where_it_differs_by_more_than_its_bound() -> None:
 
 
 def test_what_its_own_check_finds_wrong_is_not_timed() -> None:
-    subject = Subject("sums", None, lambda: Pair(lambda: mx.zeros(1), lambda: mx.zeros(1), "write differs"))
-    figure = figure_of(subject, seconds=0)
+    def fails() -> Pair:
+        raise WrongKernel("write differs")
+
+    figure = figure_of(Subject("sums", None, fails), seconds=0)
     assert (figure.right, figure.wrong, figure.ours) == (False, "write differs", None)
 
 
