@@ -109,6 +109,10 @@ class Fleet:
         """Models that there is memory for. Not for the event loop."""
         return self._loader.recommended()
 
+    def new_entry(self, name: str) -> ModelEntry:
+        """See `new_model_entry`."""
+        return self._loader.new_entry(name)
+
     async def add(self, entry: ModelEntry) -> None:
         """Another model, which is fetched if need be and loaded. It stays unless that fails. Raises Unavailable."""
         self._slots[entry.name] = slot = ModelSlot(entry, self._clock)

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, model_entries
 from ingot.engine.fleet import Fleet
+from ingot.engine.loading.model_loader import new_model_entry
 from ingot.engine.loading.recommend import Recommendation, recommend_models
 from ingot.engine.status import Health, StatedFacts
 from ingot.errors import ModelError
@@ -48,6 +49,9 @@ class Garage:
             report(0.5)
             await self.fetching.wait()
         return 1
+
+    def new_entry(self, name: str) -> ModelEntry:
+        return new_model_entry(name, settings(models=TABLES, lazy=True))
 
     def recommended(self) -> list[Recommendation]:
         return recommend_models(20 * 10**9, "metal")

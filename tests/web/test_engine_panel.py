@@ -32,7 +32,7 @@ def test_the_engine_panel_shows_what_runs_and_can_cancel_it(screen: Screen, serv
     assert "Ready" in screen.text("#engine-health")
     assert "2 running" in screen.text("#engine-health")
     assert "25 of 100 prompt tokens" in screen.text("#engine-requests li:nth-child(1)")
-    assert "12.5 tok/s" in screen.text("#engine-requests li:nth-child(2)")
+    assert "12.5 tokens/s" in screen.text("#engine-requests li:nth-child(2)")
     assert screen.run("const p = document.getElementById('engine'); return p.scrollWidth <= p.clientWidth")
     screen.click("#engine-requests [aria-label='Cancel req-1']")
     screen.until(lambda: len(screen.all("#engine-requests li")) == 1)

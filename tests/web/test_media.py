@@ -174,3 +174,23 @@ def test_files_of_several_kinds_are_sent_as_the_model_takes_them(
     assert sound == {"type": "input_audio", "input_audio": {"data": b64encode(files["beep.wav"]).decode()}}
     assert words == {"type": "input_text", "text": "Read these"}
     assert screen.text(".question .media").startswith("code.py Text · 10 B")
+
+
+def test_a_device_that_is_touched_offers_its_camera(screen: Screen, server: ScriptedServer, tmp_path: Path) -> None:
+    server.models = [{"id": "eyes", "input_modalities": ["text", "image"]}]
+    screen.open()
+    assert not screen.find("#camera").is_displayed()
+    screen.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        screen.reload()
+        assert screen.find("#camera").is_displayed()
+        files = screen.find("#camera-files")
+        assert (files.get_attribute("capture"), files.get_attribute("accept")) == ("environment", "image/*")
+        (tmp_path / "photo.png").write_bytes(file_of(320, 240))
+        files.send_keys(str(tmp_path / "photo.png"))
+        screen.until(lambda: screen.all("#attachments img"))
+        server.models[0]["input_modalities"] = ["text"]
+        screen.reload()
+        assert not screen.find("#camera").is_displayed()
+    finally:
+        screen.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})

@@ -11,17 +11,21 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
-from ingot.config import ModelEntry, Settings, served_name, with_name
+from ingot.config import ModelEntry, Settings, model_entries, served_name, with_name
 from ingot.engine.loop import engine_loop
 from ingot.engine.status import Health, StatedFacts
-from ingot.errors import IngotError
+from ingot.errors import BadRequest, IngotError
 from ingot.kernels import device
 from ingot.models.files.folder_checks import stated_context
-from ingot.models.files.locate import CHAT_KIND, config_or_empty, has_vision, local_model_folder
+from ingot.models.files.hub import is_hub_id, split_gguf_id
+from ingot.models.files.locate import CHAT_KIND, config_or_empty, has_vision, local_model_folder, model_kind
+from ingot.models.files.packaged import find_packaged_model
 from ingot.models.files.progress import Progress, TerminalProgress
+from ingot.models.files.short_names import find_named_model
 from ingot.observe.logs import reporting_steps
 
 if TYPE_CHECKING:
@@ -141,6 +145,9 @@ class ModelLoader:
             self._stated[entry.name] = facts
         return self._stated[entry.name]
 
+    def new_entry(self, name: str) -> ModelEntry:
+        return new_model_entry(name, self._settings)
+
     def recommended(self) -> list[Recommendation]:
         """Models that the memory has room for. Takes a moment: not for an event loop."""
         from ingot.engine.loading.recommend import recommend_models
@@ -173,6 +180,16 @@ class ModelLoader:
             if sys.stderr.isatty():  # the log says why, and when it is done
                 progress(f"unloading {engine.card.name}")
             await asyncio.to_thread(self._loading.unload, engine)
+
+
+def new_model_entry(name: str, settings: Settings) -> ModelEntry:
+    """A model for `Fleet.add`: of the hub, or one that has a short name. Reads files: not for an event loop. Raises
+    BadRequest for any other name: nobody names a file of the server."""
+    known = find_packaged_model(name) is not None or find_named_model(name) is not None
+    if not known and not is_hub_id(name) and split_gguf_id(name) is None:
+        raise BadRequest(f"model: '{name[:100]}' is neither a short name nor a hub id such as org/name.", param="model")
+    own = replace(settings, models={name.replace(":", "-"): {"path": name}}, models_config=None)
+    return model_entries(own, model_kind)[0]
 
 
 def _stated_facts(entry: ModelEntry) -> StatedFacts | None:

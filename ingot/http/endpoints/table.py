@@ -7,7 +7,6 @@ Heavy to import: `http/app.py` does so in a thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -15,7 +14,7 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config import ModelEntry, Settings, model_entries
+from ingot.config import ModelEntry
 from ingot.engine.status import Health, ModelStatus
 from ingot.errors import BadRequest, Forbidden
 from ingot.http.edge import JsonResponse, reply_of
@@ -28,10 +27,6 @@ from ingot.http.endpoints.responses import CreateResponseEndpoint, ModelResponse
 from ingot.http.model_registry import CHAT_KIND, EndpointTable, ExtendLease, ModelRegistry
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
-from ingot.models.files.hub import is_hub_id, split_gguf_id
-from ingot.models.files.locate import model_kind
-from ingot.models.files.packaged import find_packaged_model
-from ingot.models.files.short_names import find_named_model
 from ingot.protocol.lora_adapters import LoraChanged, read_load_lora, read_unload_lora
 from ingot.protocol.model_listings import (
     ADD_MODEL_BODY,
@@ -158,7 +153,7 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
             raise Forbidden("This server stays with its models: start it with --lazy, or with [models].")
         async with shared_state.bodies.reading(request.scope, request.receive) as body:
             name = await shared_state.read(body.raw, read_added_model, reply_of(request.scope).tenant)
-        entry = await anyio.to_thread.run_sync(added_entry, name, models.settings)
+        entry = await anyio.to_thread.run_sync(models.fleet.new_entry, name)
         for other in models.fleet.entries:
             if matches_model_name(entry.name, other.names):
                 raise BadRequest(f"model: '{entry.name}' is served already.", param="model")
@@ -212,15 +207,6 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
 def read_added_model(value: Any) -> str:
     name: str = ADD_MODEL_BODY.parse(value, "", BodyReading(NO_TERMS)).model
     return name
-
-
-def added_entry(name: str, settings: Settings) -> ModelEntry:
-    """A model of the hub, or one that comes with a short name. Raises BadRequest: nobody names a file of the server."""
-    known = find_packaged_model(name) is not None or find_named_model(name) is not None
-    if not known and not is_hub_id(name) and split_gguf_id(name) is None:
-        raise BadRequest(f"model: '{name[:100]}' is neither a short name nor a hub id such as org/name.", param="model")
-    own = replace(settings, models={name.replace(":", "-"): {"path": name}}, models_config=None)
-    return model_entries(own, model_kind)[0]
 
 
 def lora_endpoints(service: GenerationService) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ingot.models.files.hub import is_hub_id, split_gguf_id
+from tests.waiting import WAIT_S
 
 COMMIT = "c" * 40
 FILES = {
@@ -51,6 +52,34 @@ except ModelError as error:
 """
 
 
+DENSE = Path(__file__).parents[3] / "foundry/models/dense"
+ADD_SCRIPT = """
+import asyncio, json, sys
+from ingot.config import Settings, model_entries
+from ingot.engine.fleet import Fleet
+from ingot.engine.loading.model_loader import ModelLoader
+from ingot.errors import IngotError
+
+async def add(fleet, name):
+    seen = []
+    task = asyncio.ensure_future(fleet.add(fleet.new_entry(name)))
+    while not task.done():
+        seen += [(status.state, status.progress) for status in fleet.statuses() if status.name == name]
+        await asyncio.sleep(0.005)
+    try:
+        await task
+    except IngotError as error:
+        return {"error": error.message, "served": [status.name for status in fleet.statuses()]}
+    return {"seen": seen, "served": [status.name for status in fleet.statuses()]}
+
+settings = Settings(models={"one": {"path": sys.argv[2]}}, lazy=True, memory="2GiB", cache_dir=None)
+entries = model_entries(settings)
+loader = ModelLoader(settings, entries)
+print(json.dumps(asyncio.run(add(Fleet(entries, loader, loader.memory), sys.argv[1]))))
+loader.close()
+"""
+
+
 class FakeHub(BaseHTTPRequestHandler):
     """As much of the hub as a download asks for."""
 
@@ -64,7 +93,9 @@ class FakeHub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path.startswith("/api/models/"):
             return self.answer(200, json.dumps(self.listing(path)).encode(), {"Content-Type": "application/json"})
-        content = self.files[path.partition(f"/resolve/{COMMIT}/")[2]]
+        content = self.files.get(path.partition(f"/resolve/{COMMIT}/")[2])
+        if content is None:
+            return self.answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
         etag = hashlib.sha256(content).hexdigest()
         return self.answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
 
@@ -72,6 +103,8 @@ class FakeHub(BaseHTTPRequestHandler):
 
     @property
     def files(self) -> dict[str, bytes]:
+        if "/dense" in self.path:
+            return {file.name: file.read_bytes() for file in DENSE.iterdir()}
         return GGUFS if "/ggufs" in self.path else FILES
 
     def listing(self, path: str) -> Any:
@@ -109,15 +142,25 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
-def fetched(endpoint: str, home: Path, repo: str, mode: str = "online") -> dict[str, Any]:
+def fetched(endpoint: str, home: Path, repo: str, mode: str = "online", script: str = SCRIPT) -> dict[str, Any]:
     """In a process of its own, as the hub's library reads its environment when it is imported."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()}
     environment = kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, repo, mode], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, repo, mode], env=environment, capture_output=True, text=True, timeout=WAIT_S
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_server_that_runs_fetches_another_model_and_shows_how_far_it_is(hub: str, home: Path) -> None:
+    added = fetched(hub, home, "org/dense", str(DENSE), ADD_SCRIPT)
+    assert added["served"] == ["one", "org/dense"]
+    shares = [progress for state, progress in added["seen"] if state == "loading" and progress is not None]
+    assert shares and all(0 <= share <= 1 for share in shares)
+    missing = fetched(hub, home, "missing/name", str(DENSE), ADD_SCRIPT)
+    assert "there is no model 'missing/name' on the hub" in missing["error"] and missing["served"] == ["one"]
 
 
 def test_a_model_is_fetched_without_code_and_pickles_and_then_served_offline(hub: str, home: Path) -> None:
