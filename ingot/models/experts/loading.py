@@ -15,7 +15,8 @@ from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device
-from ingot.models.experts.files import ExpertFiles, ReadBytes, read_bytes
+from ingot.models.checkpoint import pause_loading
+from ingot.models.experts.files import ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
 from ingot.models.experts.locating import ExpertLocator
 from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
@@ -65,7 +66,24 @@ def stream_experts(
     if not found:
         raise ConfigError(f"{SETTING}: the model has no mixture of experts: leave it out", param=SETTING)
     files = ExpertFiles(folder, memory.read)
-    locator = ExpertLocator(stored, files)
+    try:
+        return _streamed(model, found, ExpertLocator(stored, files), files, memory, device)
+    except WeightsUnreadable as error:
+        files.close()
+        raise ModelError(error.message) from error
+    except BaseException:
+        files.close()
+        raise
+
+
+def _streamed(
+    model: nn.Module,
+    found: Sequence[tuple[str, Any]],
+    locator: ExpertLocator,
+    files: ExpertFiles,
+    memory: ExpertMemory,
+    device: Device,
+) -> ExpertStore | None:
     layers = [_stored_experts(path, module, locator) for path, module in found]
     sizes = [_slot_bytes(module, device) / each.count for (_, module), each in zip(found, layers, strict=True)]
     whole = sum(settled_bytes(module, device) for _, module in found)
@@ -76,11 +94,13 @@ def stream_experts(
         return None
     guesses = _router_guesses(model, [module for _, module in found])
     _refuse_too_few(min(counts), guesses, sum(sizes), most)
-    store = ExpertStore(files, read_ahead=memory.read_ahead)
-    for (path, module), each, guess, count in zip(found, layers, guesses, counts, strict=True):
-        slots = ExpertSlots(each.count, count)
+    filled = []
+    for (_, module), each, count in zip(found, layers, counts, strict=True):
+        filled.append(ExpertSlots(each.count, count))
         for name, linear in projections_of(module).items():
-            _fill_slots(linear, [part for part in each.parts if part.projection == name], slots, files, device)
+            _fill_slots(linear, [part for part in each.parts if part.projection == name], filled[-1], files, device)
+    store = ExpertStore(files, read_ahead=memory.read_ahead)  # from here on nothing fails
+    for (path, module), each, guess, slots in zip(found, layers, guesses, filled, strict=True):
         layer = LayerExperts(store, each, slots, guess)
         store.layers.append(layer)
         model.update_modules(tree_unflatten([(path, StreamedExperts(module, layer))]))
@@ -171,6 +191,7 @@ def _fill_slots(
         if widened and part.name == "scales":
             array[-1] = TINY
         linear[part.name] = array
+        pause_loading()
     for expert in range(count - 1):  # the last one's slot may hold what is no expert
         slots.put(expert, expert)
 
