@@ -24,6 +24,7 @@ from ingot.models.experts.weights import PARTS, TINY, StoredExperts, StoredPart,
 from ingot.models.families.registry import moe_spec_of
 from ingot.models.layers.attention_setup import layer_numbers
 from ingot.models.layers.layer_program import decoder_layers_of, layer_program_of
+from ingot.models.layers.mlp import EXPERT_PROJECTIONS
 from ingot.models.precision import settled_bytes
 from ingot.quantities import format_bytes
 from ingot.upstream import QuantizedSwitchLinear, SwitchGLU, SwitchMLP
@@ -108,21 +109,31 @@ def _streamed(
 
 
 def _stored_experts(path: str, module: Any, locator: ExpertLocator) -> StoredExperts:
-    parts, quantised = [], {}
-    for projection, linear in projections_of(module).items():
+    parts, quantised, linears = [], {}, projections_of(module)
+    if linears.keys() != PROJECTIONS & module.keys():
+        raise _other_form(path)
+    for projection, linear in linears.items():
         for name in PARTS:
             array = linear.get(name)
-            if array is not None:
-                ranges = locator.find(path, projection, name, array)
-                if ranges is None:
-                    raise ModelError(
-                        f"{SETTING}: the experts of {path} are stored in another form than the model computes with. "
-                        "Convert the model with `ingot convert` first, and serve what that writes."
-                    )
-                parts.append(StoredPart(projection, name, array.dtype, tuple(array.shape[1:]), ranges))
+            if array is None:
+                continue
+            ranges = locator.find(path, projection, name, array)
+            if ranges is None:
+                raise _other_form(path)
+            parts.append(StoredPart(projection, name, array.dtype, tuple(array.shape[1:]), ranges))
         if isinstance(linear, QuantizedSwitchLinear):
             quantised[projection] = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
     return StoredExperts(path, tuple(parts), quantised)
+
+
+PROJECTIONS: Final = {*EXPERT_PROJECTIONS, "fc1", "fc2"}
+
+
+def _other_form(path: str) -> ModelError:
+    return ModelError(
+        f"{SETTING}: the experts of {path} are stored in another form than the model computes with. Convert the model "
+        "with `ingot convert` first, and serve what that writes."
+    )
 
 
 def _slot_bytes(module: Any, device: Device) -> int:

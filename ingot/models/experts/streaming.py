@@ -123,7 +123,9 @@ class ExpertStore:
     def close(self) -> None:
         self.readers.close()
         self._files.close()
-        self.layers.clear()  # which know the model
+        for layer in self.layers:
+            layer.close()
+        self.spare.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +179,11 @@ class LayerExperts:
         self._guessed: np.ndarray | None = None  # for this pass
         self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
         self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
+
+    def close(self) -> None:
+        """Let go of the model, which knows this layer, and of the slots' memory. The last call."""
+        self.guess, self._weights, self._outputs = None, None, []
+        self._arriving.clear()
 
     def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
         """The products of each token and its experts, as the products give them with all experts in memory."""
