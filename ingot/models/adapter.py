@@ -315,6 +315,47 @@ def load_model_adapter(
         apart = True  # ranks communicate between layers
     streamed = None if expert_memory is None else stream_experts(model, folder, stored, expert_memory, device)
     stored.clear()
+    with _closing_on_failure(streamed):
+        notes = _read_weights(model, config, folder, device, dtype)
+        tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
+        if compilation is not None:
+            compilation.wait(pause)
+        exact = dtype is not None
+        adapted = adapt_model(
+            model,
+            config,
+            device,
+            widest=widest,
+            notes=notes,
+            exact=exact,
+            apart=apart,
+            tower=tower,
+            deterministic=deterministic,
+        )
+        adapted = replace(adapted, lossy=lossy, experts=streamed)
+        if streamed is not None:  # which experts are in memory is decided between layers
+            return replace(adapted, steps=None, notes=(*adapted.notes, expected_speed(adapted, streamed)))
+    if sharing is not None:
+        return replace(adapted, steps=None)
+    if can_compile_steps(device):
+        rehearse_steps(adapted)
+    return adapted
+
+
+@contextmanager
+def _closing_on_failure(experts: ExpertStore | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if experts is not None:
+            experts.close()
+        raise
+
+
+def _read_weights(
+    model: nn.Module, config: dict[str, Any], folder: Path, device: Device, dtype: str | None
+) -> list[str]:
+    """Put the model's weights into the device's formats, and read them; returns notes for users. Raises ModelError."""
     try:
         notes = [*moved_weight_notes(config), *settle_precision(model, device, dtype)]
         evaluate_in_pieces(array for _, array in named_parameters(model))
@@ -322,30 +363,7 @@ def load_model_adapter(
         raise ModelError(f"The weights in {folder.name} cannot be loaded: {_error_text(error)}") from error
     mx.clear_cache()  # of buffers that weights were read into before they were put in order
     model.eval()
-    tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
-    if compilation is not None:
-        compilation.wait(pause)
-    exact = dtype is not None
-    adapted = adapt_model(
-        model,
-        config,
-        device,
-        widest=widest,
-        notes=notes,
-        exact=exact,
-        apart=apart,
-        tower=tower,
-        deterministic=deterministic,
-    )
-    adapted = replace(adapted, lossy=lossy)
-    if streamed is not None:  # which experts are in memory is decided between layers
-        adapted = replace(adapted, steps=None, experts=streamed)
-        return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
-    if sharing is not None:
-        return replace(adapted, steps=None)
-    if can_compile_steps(device):
-        rehearse_steps(adapted)
-    return adapted
+    return notes
 
 
 @contextmanager

@@ -54,7 +54,7 @@ from ingot.models.cache_key import open_disk_cache, weights_fingerprint
 from ingot.models.checkpoint import loading_with_pauses
 from ingot.models.experts.loading import ExpertMemory, has_experts
 from ingot.models.files import packaged
-from ingot.models.files.gguf_files import weight_bytes
+from ingot.models.files.gguf_files import references_in, weight_bytes
 from ingot.models.files.locate import ModelFolder
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.report import parts_without_fixed_order
@@ -284,7 +284,7 @@ def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
     if size <= total:
         return
     advice = "Raise --memory, or choose a smaller or more strongly quantised model."
-    if has_experts(load_config(folder)):
+    if has_experts(load_config(folder)) and references_in(folder) is None:
         advice = (
             "Serve it with --expert-memory auto, which reads experts from disk when they are needed, or raise --memory."
         )

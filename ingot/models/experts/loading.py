@@ -15,7 +15,8 @@ from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device
-from ingot.models.experts.files import ExpertFiles, ReadBytes, read_bytes
+from ingot.models.checkpoint import pause_loading
+from ingot.models.experts.files import ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
 from ingot.models.experts.locating import ExpertLocator
 from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
@@ -23,6 +24,7 @@ from ingot.models.experts.weights import PARTS, TINY, StoredExperts, StoredPart,
 from ingot.models.families.registry import moe_spec_of
 from ingot.models.layers.attention_setup import layer_numbers
 from ingot.models.layers.layer_program import decoder_layers_of, layer_program_of
+from ingot.models.layers.mlp import EXPERT_PROJECTIONS
 from ingot.models.precision import settled_bytes
 from ingot.quantities import format_bytes
 from ingot.upstream import QuantizedSwitchLinear, SwitchGLU, SwitchMLP
@@ -65,7 +67,24 @@ def stream_experts(
     if not found:
         raise ConfigError(f"{SETTING}: the model has no mixture of experts: leave it out", param=SETTING)
     files = ExpertFiles(folder, memory.read)
-    locator = ExpertLocator(stored, files)
+    try:
+        return _streamed(model, found, ExpertLocator(stored, files), files, memory, device)
+    except WeightsUnreadable as error:
+        files.close()
+        raise ModelError(error.message) from error
+    except BaseException:
+        files.close()
+        raise
+
+
+def _streamed(
+    model: nn.Module,
+    found: Sequence[tuple[str, Any]],
+    locator: ExpertLocator,
+    files: ExpertFiles,
+    memory: ExpertMemory,
+    device: Device,
+) -> ExpertStore | None:
     layers = [_stored_experts(path, module, locator) for path, module in found]
     sizes = [_slot_bytes(module, device) / each.count for (_, module), each in zip(found, layers, strict=True)]
     whole = sum(settled_bytes(module, device) for _, module in found)
@@ -76,11 +95,13 @@ def stream_experts(
         return None
     guesses = _router_guesses(model, [module for _, module in found])
     _refuse_too_few(min(counts), guesses, sum(sizes), most)
-    store = ExpertStore(files, read_ahead=memory.read_ahead)
-    for (path, module), each, guess, count in zip(found, layers, guesses, counts, strict=True):
-        slots = ExpertSlots(each.count, count)
+    filled = []
+    for (_, module), each, count in zip(found, layers, counts, strict=True):
+        filled.append(ExpertSlots(each.count, count))
         for name, linear in projections_of(module).items():
-            _fill_slots(linear, [part for part in each.parts if part.projection == name], slots, files, device)
+            _fill_slots(linear, [part for part in each.parts if part.projection == name], filled[-1], files, device)
+    store = ExpertStore(files, read_ahead=memory.read_ahead)  # from here on nothing fails
+    for (path, module), each, guess, slots in zip(found, layers, guesses, filled, strict=True):
         layer = LayerExperts(store, each, slots, guess)
         store.layers.append(layer)
         model.update_modules(tree_unflatten([(path, StreamedExperts(module, layer))]))
@@ -88,21 +109,31 @@ def stream_experts(
 
 
 def _stored_experts(path: str, module: Any, locator: ExpertLocator) -> StoredExperts:
-    parts, quantised = [], {}
-    for projection, linear in projections_of(module).items():
+    parts, quantised, linears = [], {}, projections_of(module)
+    if linears.keys() != PROJECTIONS & module.keys():
+        raise _other_form(path)
+    for projection, linear in linears.items():
         for name in PARTS:
             array = linear.get(name)
-            if array is not None:
-                ranges = locator.find(path, projection, name, array)
-                if ranges is None:
-                    raise ModelError(
-                        f"{SETTING}: the experts of {path} are stored in another form than the model computes with. "
-                        "Convert the model with `ingot convert` first, and serve what that writes."
-                    )
-                parts.append(StoredPart(projection, name, array.dtype, tuple(array.shape[1:]), ranges))
+            if array is None:
+                continue
+            ranges = locator.find(path, projection, name, array)
+            if ranges is None:
+                raise _other_form(path)
+            parts.append(StoredPart(projection, name, array.dtype, tuple(array.shape[1:]), ranges))
         if isinstance(linear, QuantizedSwitchLinear):
             quantised[projection] = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
     return StoredExperts(path, tuple(parts), quantised)
+
+
+PROJECTIONS: Final = {*EXPERT_PROJECTIONS, "fc1", "fc2"}
+
+
+def _other_form(path: str) -> ModelError:
+    return ModelError(
+        f"{SETTING}: the experts of {path} are stored in another form than the model computes with. Convert the model "
+        "with `ingot convert` first, and serve what that writes."
+    )
 
 
 def _slot_bytes(module: Any, device: Device) -> int:
@@ -171,6 +202,7 @@ def _fill_slots(
         if widened and part.name == "scales":
             array[-1] = TINY
         linear[part.name] = array
+        pause_loading()
     for expert in range(count - 1):  # the last one's slot may hold what is no expert
         slots.put(expert, expert)
 

@@ -37,6 +37,12 @@ PATIENCE_S: Final = 0.05
 """Nothing else is done while a read takes no longer."""
 
 
+LEARNING: Final = 0.1
+"""How much of what is known of a layer's guesses the last one makes up."""
+LEAST_RIGHT: Final = 0.4
+"""Guesses that are right less often are not acted on."""
+
+
 class StreamedExperts(nn.Module):
     """Stands before the products of a layer's experts, which have slots for some of these."""
 
@@ -117,7 +123,9 @@ class ExpertStore:
     def close(self) -> None:
         self.readers.close()
         self._files.close()
-        self.layers.clear()  # which know the model
+        for layer in self.layers:
+            layer.close()
+        self.spare.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +176,14 @@ class LayerExperts:
         self._weights: SlotWeights | None = None
         self._arriving: dict[int, _Arriving] = {}
         self._unused: set[int] = set()  # read ahead, and not used since
+        self._guessed: np.ndarray | None = None  # for this pass
+        self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
         self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
+
+    def close(self) -> None:
+        """Let go of the model, which knows this layer, and of the slots' memory. The last call."""
+        self.guess, self._weights, self._outputs = None, None, []
+        self._arriving.clear()
 
     def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
         """The products of each token and its experts, as the products give them with all experts in memory."""
@@ -180,6 +195,9 @@ class LayerExperts:
         chosen = np.array(indices.astype(mx.int32))
         wanted, tokens = np.unique(chosen, return_counts=True)
         self.slots.note_uses(wanted, tokens)
+        if self._guessed is not None:
+            self._right += LEARNING * (float(np.isin(wanted, self._guessed).mean()) - self._right)
+            self._guessed = None
         y: mx.array | None = None
         for number, some in enumerate(self._rounds(wanted)):
             reads = self._begin_reading(some)
@@ -283,8 +301,12 @@ class LayerExperts:
                         self.slots.put(each.expert, each.slot)
 
     def read_ahead(self, guessed: np.ndarray) -> None:
-        """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first."""
+        """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first; unless
+        guesses are mostly wrong here, so that they would make others go for nothing."""
         experts, tokens = np.unique(guessed, return_counts=True)
+        self._guessed = experts
+        if self._right < LEAST_RIGHT:
+            return
         order = [int(experts[i]) for i in np.argsort(-tokens, kind="stable")][: self.slots.count]
         lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
