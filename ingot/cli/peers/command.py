@@ -68,7 +68,7 @@ def run_bench_peers(arguments: list[str]) -> int:
     progress = TerminalProgress()
     present, absent = _find(chosen, progress, install="install" in flags)
     with tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
-        forms = prepare(model, flags.get("gguf"), Path(scratch) / "forms", settings)
+        forms = prepare(model, flags.get("gguf"), [peer for peer, _ in present], Path(scratch) / "forms", settings)
         load = chosen.load_of(forms)
         report = Report(forms.name, arguments, load, [], [], list(forms.notes), absent)
         for peer, program in present:
