@@ -26,10 +26,10 @@ from ingot.cli.flags import (
     settings_from_arguments,
 )
 from ingot.cli.peers import table
-from ingot.cli.peers.comparison import Match, Trouble, compare, wins
+from ingot.cli.peers.comparison import Match, Trouble, do_work, wins
 from ingot.cli.peers.models import Forms, prepare
 from ingot.cli.peers.processes import Placement, Server
-from ingot.cli.peers.report import Contender, Report, terminal_lines
+from ingot.cli.peers.report import Contender, Report, terminal_head, terminal_lines
 from ingot.cli.peers.session import Session, prose
 from ingot.cli.peers.table import OURS, PEER_NAMES, Peer, find_peer
 from ingot.cli.peers.works import WORK_NAMES, WORKS, Load, Work
@@ -71,14 +71,20 @@ def run_bench_peers(arguments: list[str]) -> int:
         forms = prepare(model, flags.get("gguf"), [peer for peer, _ in present], Path(scratch) / "forms", settings)
         load = chosen.load_of(forms)
         report = Report(forms.name, arguments, load, [], [], list(forms.notes), absent)
-        for peer, program in present:
-            _compare_with(peer, program, forms, load, chosen, Path(scratch), report)
+        try:
+            for peer, program in present:
+                _compare_with(peer, program, forms, load, chosen, Path(scratch), report)
+        finally:  # also of a run that was interrupted
+            _publish(report, flags.get("report"))
+    return 0 if report.matches else 1
+
+
+def _publish(report: Report, folder: Path | None) -> None:
     if report.matches:
         print(f"\n{wins(report.matches)}")
-    if (folder := flags.get("report")) is not None:
+    if folder is not None:
         written = report.write(folder)
         print(f"the report is in {folder}: {', '.join(path.name for path in written)}")
-    return 0 if report.matches else 1
 
 
 def _parser() -> CommandParser:
@@ -199,8 +205,9 @@ def _compare_with(
 ) -> None:
     """With answers that end, and with those that do not, each on servers of their own."""
     match = Match(peer.name)
+    report.matches.append(match)
     version = table.version_of(peer, program)
-    print(f"\n{peer.name} {version}", flush=True)
+    print(f"\n{terminal_head(match)} {version}", flush=True)
     for endless in (True, False):
         works = [work for work in chosen.works if work.endless is endless]
         if not works:
@@ -213,15 +220,15 @@ def _compare_with(
             with sides[0] as ours, sides[1] as theirs:
                 _note_contenders(report, (ours, theirs), version)
                 ready = _calibrated(load, ours, forms)
-                compare((ours, theirs), works, ready, match, lambda text: print(f"  {text}", flush=True))
+                for work in works:
+                    do_work((ours, theirs), work, ready, match)
+                    print("\n".join(terminal_lines(match, work.name)), flush=True)
         except (ServerError, ConfigError) as error:
             match.troubles.append(Trouble(peer.name, works[0].name, "did not run", _last_line(error.message)))
             print(f"  {match.troubles[-1]}", flush=True)
             break
-    if match.figures:
-        report.matches.append(match)
-        print("\n".join(terminal_lines(match)), flush=True)
-    else:
+    if not match.figures:
+        report.matches.remove(match)
         report.absent.append((peer.name, f"{version}: {match.troubles[-1].why}"))
 
 
