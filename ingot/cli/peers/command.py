@@ -43,6 +43,8 @@ ABOUT: Final = (
     "memory for both."
 )
 LONG_TOKENS: Final = 87_000
+MOST_TOOLS: Final = 0.6
+"""Of a session's last prompt, what its tools may take."""
 PROBE_CHARACTERS: Final = (500, 1500)
 """Of two texts, whose difference says how long a token is."""
 
@@ -132,7 +134,7 @@ def read_choice(flags: Mapping[str, Any]) -> Chosen:
             load = replace(load, session_tokens=LONG_TOKENS)
         if "quick" in flags:
             fewer = levels if streams is not None else levels[:2]
-            load = replace(load, streams=fewer, turns=4, opening=700, session_tokens=1500, long_prompt=1000)
+            load = replace(load, streams=fewer, turns=4, opening=1000, session_tokens=2500, long_prompt=1000)
             load = replace(load, prompt_tokens=64, output_tokens=16, questions=2, answers=2)
         return load
 
@@ -270,11 +272,21 @@ def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
     words = calibrate_words(load.prompt_tokens, lambda words: count(" ".join(["time"] * words)))
     few, many = (prose(random.Random(0), characters) for characters in PROBE_CHARACTERS)
     characters = (len(many) - len(few)) / max(1, count(many) - count(few))
-    session = Session(forms.traits.tools)
-    told = session.opening()
-    taken = len(str(told)) + len(str(session.body))
-    padding = max(0, int(load.course.opening * characters) - taken)
-    return replace(load, words=words, characters=characters, session=replace(session, padding=padding))
+    sized = replace(load, words=words, characters=characters)
+    return replace(sized, session=_fitting_session(sized, server, Session(forms.traits.tools)))
+
+
+def _fitting_session(load: Load, server: Server, session: Session) -> Session:
+    """Its instructions are as long as the load wants them, or have fewer tools where the context is short."""
+    body = {"messages": session.opening(), "max_tokens": 1, **session.body}
+    try:
+        tokens = int(server.client.post("chat/completions", server.ask(body))["usage"]["prompt_tokens"])
+    except ServerError:  # more than the context holds
+        tokens = load.traits.context
+    most = int(MOST_TOOLS * load.course.tokens)
+    if tokens > most:
+        return replace(session, tools=max(2, session.tools * most // tokens))
+    return replace(session, padding=max(0, int((load.course.opening - tokens) * load.characters)))
 
 
 def _last_line(text: str) -> str:

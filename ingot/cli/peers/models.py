@@ -1,9 +1,8 @@
 """One model in the forms that the servers under comparison load. `python -m ingot.cli.peers.models JSON` writes them,
 in a process of its own, because some of it needs MLX, which the process that measures does without.
 
-ingot and GGUF servers get the files as they are. Others that compute with MLX get them too, but on Linux CPUs quantised
-weights are unpacked for them to float32, because MLX computes with packed ones so slowly there that it would be no
-comparison. Each folder has a twin without end tokens, so that every answer is as long as it may be, also from a server
+ingot and GGUF servers get the files as they are. Others that compute with MLX get them too, but on Linux CPUs as float32,
+because MLX computes with packed weights and with 16 bits so slowly there that it would be no comparison. Each folder has a twin without end tokens, so that every answer is as long as it may be, also from a server
 that has no option for that.
 """
 
@@ -114,14 +113,16 @@ def write_forms(
         file = fetch_original_weights(packaged.name, KEPT.expanduser(), progress)
     own, notes = located.path, []
     for_mlx = own
-    if dense and sys.platform == "linux" and any(name in _read(own / "config.json") for name in PACKINGS):
+    if dense and sys.platform == "linux":
         from ingot.kernels.device import current_device
 
         if current_device().kind == "cpu":
             progress(f"unpacking {located.name}")
             for_mlx = scratch / "dense" / located.name
             write_dense(own, for_mlx)
-            notes.append("MLX's servers get the weights as float32: packed ones are slower still on CPUs")
+            notes.append(
+                "MLX's servers get the weights as float32, the only form that MLX multiplies with a BLAS on CPUs"
+            )
     folders = {}
     for kind, source in (("own", own), ("mlx", for_mlx)):
         for ends in (True, False):
