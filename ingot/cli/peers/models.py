@@ -1,9 +1,10 @@
 """One model in the forms that the servers under comparison load. `python -m ingot.cli.peers.models JSON` writes them,
 in a process of its own, because some of it needs MLX, which the process that measures does without.
 
-ingot and GGUF servers get the files as they are. Others that compute with MLX get them too, but on Linux CPUs as float32,
-because MLX computes with packed weights and with 16 bits so slowly there that it would be no comparison. Each folder has a twin without end tokens, so that every answer is as long as it may be, also from a server
-that has no option for that.
+ingot and GGUF servers get the files as they are. Others that compute with MLX get them too, but on Linux CPUs as
+float32, because MLX computes with packed weights and with 16 bits so slowly there that it would be no comparison. Each
+folder has a twin without end tokens, so that every answer is as long as it may be, also from a server that has no
+option for that.
 """
 
 from __future__ import annotations
