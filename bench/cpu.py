@@ -22,9 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import gguf_models, llama_cpp, servers, stock
-from bench.llama_cpp import Build
+from bench import gguf_models, servers, stock
 from ingot.cli.bench import LoadPlan, LoadTarget, prepare_target, run_level
+from ingot.cli.peers import llama_cpp
+from ingot.cli.peers.llama_cpp import Build
+from ingot.cli.peers.processes import Placement, Server
+from ingot.cli.peers.table import find_peer
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import IngotError
 from ingot.models.files.packaged import fetch_original_weights
@@ -146,15 +149,14 @@ def compare(build: Build, weights: Path, model: Model, threads: int, rounds: int
     return found
 
 
-def through_http(
-    build: Build, weights: Path, folder: Path, streams: Sequence[int], answer: int, threads: int
-) -> list[Figure]:
+def through_http(build: Build, weights: Path, folder: Path, streams: Sequence[int], answer: int) -> list[Figure]:
     """Tokens per second, and the time to the first token, with many streams at once."""
     logs, most = folder.parent, max(streams)
+    placed = Placement(weights, "default", most, 1024, logs, ("-ngl", "0", "--no-warmup"))
     found: list[Figure] = []
     with (
         servers.ingot(folder, logs / "ingot.log", most, own_kernels=True) as ours,
-        servers.llama_cpp(build.server, weights, logs / "llama.log", most, threads) as theirs,
+        Server(find_peer("llama-server"), build.server, placed) as theirs,
     ):
         plan = LoadPlan(endpoint="completions", prompt_tokens=192, output_tokens=answer, warmup=1)
         target = prepare_target(ours.client, plan)
@@ -248,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.stock:
                 _print_stock(model, folder)
             if chosen.streams:
-                served = through_http(build, weights, folder, chosen.streams, chosen.answer, chosen.threads)
+                served = through_http(build, weights, folder, chosen.streams, chosen.answer)
                 _print_rows(served)
                 _print_gains(served[::2])
                 found += served

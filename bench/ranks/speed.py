@@ -11,22 +11,23 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import model_folders, servers
+from bench.arguments import numbers
 from bench.random_models import SHAPES
-from bench.serve import Load, numbers
-from ingot.cli.bench import LoadTarget, prepare_target, run_level
+from ingot.cli.bench import LoadPlan, LoadTarget, prepare_target, run_level
 from ingot.cli.client import ServerError
 from ingot.models.files.progress import TerminalProgress
 
 
-def compare(targets: Sequence[LoadTarget], load: Load, streams: int) -> list[float]:
+def compare(targets: Sequence[LoadTarget], plan: LoadPlan, streams: int, rounds: int) -> list[float]:
     """Tokens a second that each gives, the median of the rounds. Raises ServerError."""
     found: list[list[float]] = [[] for _ in targets]
-    for round_ in range(load.rounds):
+    for round_ in range(rounds):
         for target, figures in zip(targets, found, strict=True):
-            level = run_level(target, load.plan(target.model, streams, round_), streams)
+            level = run_level(target, replace(plan, model=target.model, requests=streams, seed=round_), streams)
             if level.failed:
                 raise ServerError(f"{level.failed} requests failed: {next(iter(level.errors))}")
             figures.append(level.output_tokens_per_second)
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     for name, default in (("ranks", 2), ("rounds", 3), ("prompt-tokens", 64), ("output-tokens", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args(arguments)
-    load = Load(asked.streams, asked.prompt_tokens, asked.output_tokens, asked.rounds, 1, 1, "chat")
+    plan = LoadPlan(prompt_tokens=asked.prompt_tokens, output_tokens=asked.output_tokens)
     most = max(asked.streams)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str]) -> None:
             servers.ingot(folder, Path(name) / "one.log", most, own_kernels=True) as one,
             servers.ingot(folder, Path(name) / "group.log", most, own_kernels=True, flags=group) as several,
         ):
-            targets = [prepare_target(each.client, load.plan(each.model, 1, 0)) for each in (one, several)]
+            targets = [prepare_target(each.client, replace(plan, model=each.model)) for each in (one, several)]
             for streams in asked.streams:
-                alone, together = compare(targets, load, streams)
+                alone, together = compare(targets, plan, streams, asked.rounds)
                 print(
                     f"{asked.model}, {streams} at once: {alone:.1f} tokens/s by one process, {together:.1f} by "
                     f"{asked.ranks} ranks ({together / alone:.2f}x)",

@@ -25,12 +25,12 @@ import httpx
 import pytest
 
 from bench import random_models
-from bench.servers import ready_url
 from foundry.package import MODELS
 from ingot.cache.disk.survey import FolderSurvey
 from ingot.cli import serve
 from ingot.cli.client import ServerClient
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
+from ingot.cli.peers.processes import ready_url
 from ingot.cli.serve import (
     MOST_RESTARTS,
     RESTART_WINDOW_S,

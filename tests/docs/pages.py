@@ -23,7 +23,7 @@ GUIDES = (
 """The pages of one screen each, which are there in every language."""
 LANGUAGES = ("es", "fr", "zh")
 SUBCOMMANDS = {
-    "bench": ("serve", "speculate"),
+    "bench": ("serve", "speculate", "peers"),
     "cache": ("show", "explain", "clear", "export", "import", "list", "verify", "trim"),
     "service": ("install", "uninstall", "show"),
 }

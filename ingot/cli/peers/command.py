@@ -26,10 +26,10 @@ from ingot.cli.flags import (
     settings_from_arguments,
 )
 from ingot.cli.peers import table
-from ingot.cli.peers.comparison import Match, Trouble, compare, wins
+from ingot.cli.peers.comparison import Match, Trouble, do_work, wins
 from ingot.cli.peers.models import Forms, prepare
 from ingot.cli.peers.processes import Placement, Server
-from ingot.cli.peers.report import Contender, Report, terminal_lines
+from ingot.cli.peers.report import Contender, Report, terminal_head, terminal_lines
 from ingot.cli.peers.session import Session, prose
 from ingot.cli.peers.table import OURS, PEER_NAMES, Peer, find_peer
 from ingot.cli.peers.works import WORK_NAMES, WORKS, Load, Work
@@ -43,6 +43,8 @@ ABOUT: Final = (
     "memory for both."
 )
 LONG_TOKENS: Final = 87_000
+MOST_TOOLS: Final = 0.6
+"""Of a session's last prompt, what its tools may take."""
 PROBE_CHARACTERS: Final = (500, 1500)
 """Of two texts, whose difference says how long a token is."""
 
@@ -68,17 +70,23 @@ def run_bench_peers(arguments: list[str]) -> int:
     progress = TerminalProgress()
     present, absent = _find(chosen, progress, install="install" in flags)
     with tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
-        forms = prepare(model, flags.get("gguf"), Path(scratch) / "forms", settings)
+        forms = prepare(model, flags.get("gguf"), [peer for peer, _ in present], Path(scratch) / "forms", settings)
         load = chosen.load_of(forms)
         report = Report(forms.name, arguments, load, [], [], list(forms.notes), absent)
-        for peer, program in present:
-            _compare_with(peer, program, forms, load, chosen, Path(scratch), report)
+        try:
+            for peer, program in present:
+                _compare_with(peer, program, forms, load, chosen, Path(scratch), report)
+        finally:  # also of a run that was interrupted
+            _publish(report, flags.get("report"))
+    return 0 if report.matches else 1
+
+
+def _publish(report: Report, folder: Path | None) -> None:
     if report.matches:
         print(f"\n{wins(report.matches)}")
-    if (folder := flags.get("report")) is not None:
+    if folder is not None:
         written = report.write(folder)
         print(f"the report is in {folder}: {', '.join(path.name for path in written)}")
-    return 0 if report.matches else 1
 
 
 def _parser() -> CommandParser:
@@ -126,7 +134,7 @@ def read_choice(flags: Mapping[str, Any]) -> Chosen:
             load = replace(load, session_tokens=LONG_TOKENS)
         if "quick" in flags:
             fewer = levels if streams is not None else levels[:2]
-            load = replace(load, streams=fewer, turns=4, opening=700, session_tokens=1500, long_prompt=1000)
+            load = replace(load, streams=fewer, turns=4, opening=1000, session_tokens=2500, long_prompt=1000)
             load = replace(load, prompt_tokens=64, output_tokens=16, questions=2, answers=2)
         return load
 
@@ -199,8 +207,9 @@ def _compare_with(
 ) -> None:
     """With answers that end, and with those that do not, each on servers of their own."""
     match = Match(peer.name)
+    report.matches.append(match)
     version = table.version_of(peer, program)
-    print(f"\n{peer.name} {version}", flush=True)
+    print(f"\n{terminal_head(match)} {version}", flush=True)
     for endless in (True, False):
         works = [work for work in chosen.works if work.endless is endless]
         if not works:
@@ -213,15 +222,15 @@ def _compare_with(
             with sides[0] as ours, sides[1] as theirs:
                 _note_contenders(report, (ours, theirs), version)
                 ready = _calibrated(load, ours, forms)
-                compare((ours, theirs), works, ready, match, lambda text: print(f"  {text}", flush=True))
+                for work in works:
+                    do_work((ours, theirs), work, ready, match)
+                    print("\n".join(terminal_lines(match, work.name)), flush=True)
         except (ServerError, ConfigError) as error:
             match.troubles.append(Trouble(peer.name, works[0].name, "did not run", _last_line(error.message)))
             print(f"  {match.troubles[-1]}", flush=True)
             break
-    if match.figures:
-        report.matches.append(match)
-        print("\n".join(terminal_lines(match)), flush=True)
-    else:
+    if not match.figures:
+        report.matches.remove(match)
         report.absent.append((peer.name, f"{version}: {match.troubles[-1].why}"))
 
 
@@ -263,11 +272,21 @@ def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
     words = calibrate_words(load.prompt_tokens, lambda words: count(" ".join(["time"] * words)))
     few, many = (prose(random.Random(0), characters) for characters in PROBE_CHARACTERS)
     characters = (len(many) - len(few)) / max(1, count(many) - count(few))
-    session = Session(forms.traits.tools)
-    told = session.opening()
-    taken = len(str(told)) + len(str(session.body))
-    padding = max(0, int(load.course.opening * characters) - taken)
-    return replace(load, words=words, characters=characters, session=replace(session, padding=padding))
+    sized = replace(load, words=words, characters=characters)
+    return replace(sized, session=_fitting_session(sized, server, Session(forms.traits.tools)))
+
+
+def _fitting_session(load: Load, server: Server, session: Session) -> Session:
+    """Its instructions are as long as the load wants them, or have fewer tools where the context is short."""
+    body = {"messages": session.opening(), "max_tokens": 1, **session.body}
+    try:
+        tokens = int(server.client.post("chat/completions", server.ask(body))["usage"]["prompt_tokens"])
+    except ServerError:  # more than the context holds
+        tokens = load.traits.context
+    most = int(MOST_TOOLS * load.course.tokens)
+    if tokens > most:
+        return replace(session, tools=max(2, session.tools * most // tokens))
+    return replace(session, padding=max(0, int((load.course.opening - tokens) * load.characters)))
 
 
 def _last_line(text: str) -> str:

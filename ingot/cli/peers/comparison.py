@@ -7,7 +7,7 @@ one, and what is reported is their median, with the least and the greatest. Shar
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,16 +131,8 @@ class Match:
         return sum(figure.verdict == verdict for figure in self.figures)
 
 
-def compare(
-    servers: tuple[Server, Server], works: Iterable[Work], load: Load, match: Match, told: Callable[[str], None]
-) -> None:
-    """Do all of this work on both, by turns. Nothing that a server does raises anything: it is told in `match`."""
-    for work in works:
-        told(f"{servers[THEIRS].name}: {work.name}")
-        _take_turns(servers, work, load, match)
-
-
-def _take_turns(servers: tuple[Server, Server], work: Work, load: Load, match: Match) -> None:
+def do_work(servers: tuple[Server, Server], work: Work, load: Load, match: Match) -> None:
+    """Have both do it, by turns. Nothing that a server does raises anything: it is told in `match`."""
     under_way: list[Iterator[Figures] | None] = [work.run(server, load) for server in servers]
     step = 0
     while any(under_way):

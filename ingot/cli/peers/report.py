@@ -154,11 +154,16 @@ def table_rows(match: Match) -> Iterator[list[str]]:
         yield [f"{figure.work}: {figure.name}", ours, theirs, ratio_text(figure), figure.verdict]
 
 
-def terminal_lines(match: Match) -> Iterator[str]:
-    yield f"{'':{NAME_WIDTH}} {'ingot':>{CELL_WIDTH}} {match.peer:>{CELL_WIDTH}}"
+def terminal_head(match: Match) -> str:
+    return f"{'':{NAME_WIDTH}} {'ingot':>{CELL_WIDTH}} {match.peer:>{CELL_WIDTH}}"
+
+
+def terminal_lines(match: Match, work: str) -> Iterator[str]:
+    """What there is to say of one kind of work."""
     for name, ours, theirs, ratio, verdict in table_rows(match):
-        yield f"{name:{NAME_WIDTH}} {ours:>{CELL_WIDTH}} {theirs:>{CELL_WIDTH}}  {ratio} {verdict}".rstrip()
-    yield from (f"  {trouble}" for trouble in match.troubles)
+        if name.startswith(f"{work}: "):
+            yield f"{name:{NAME_WIDTH}} {ours:>{CELL_WIDTH}} {theirs:>{CELL_WIDTH}}  {ratio} {verdict}".rstrip()
+    yield from (f"  {trouble}" for trouble in match.troubles if trouble.work == work)
 
 
 def markdown_table(match: Match) -> Iterator[str]:

@@ -138,17 +138,18 @@ class Course:
 @dataclass
 class Session:
     """`texts` are what the client adds, turn by turn: made on the first replay, kept for the others. `padding` are
-    characters that the instructions have besides the tools."""
+    characters that the instructions have besides the tools, of which there are so many as `tools` says."""
 
     native: bool
     seed: int = 0
     padding: int = 0
+    tools: int = len(VERBS) * len(NOUNS)
     texts: list[str] = field(default_factory=list)
 
     def opening(self) -> list[Message]:
         instructions = INSTRUCTIONS
         if not self.native:
-            listed = "\n".join(json.dumps(tool["function"]) for tool in tools())
+            listed = "\n".join(json.dumps(tool["function"]) for tool in tools()[: self.tools])
             instructions += f"\n\nTools:\n{listed}\n\nTo call one write <tool_call>, its name and arguments as JSON."
         if self.padding:
             instructions += f"\n\n{prose(random.Random(f'rules-{self.seed}'), self.padding)}"
@@ -157,7 +158,9 @@ class Session:
     @property
     def body(self) -> dict[str, Any]:
         """What every request has besides the messages."""
-        return {"tools": tools(), "chat_template_kwargs": {"enable_thinking": False}} if self.native else {}
+        return (
+            {"tools": tools()[: self.tools], "chat_template_kwargs": {"enable_thinking": False}} if self.native else {}
+        )
 
     def fact(self, turn: int) -> tuple[str, str]:
         """What a turn's result is about, and its number."""
@@ -182,7 +185,7 @@ class Session:
 
     def _called(self, turn: int, answer: Message, text: str) -> list[Message]:
         dice = random.Random(f"call-{self.seed}-{turn}")
-        name, path = dice.choice(tools())["function"]["name"], "/".join(dice.choices(WORDS, k=3))
+        name, path = dice.choice(tools()[: self.tools])["function"]["name"], "/".join(dice.choices(WORDS, k=3))
         arguments = json.dumps({"path": path, "limit": dice.randrange(10, 90)})
         if not self.native:
             call = f'\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.cli.client import ServerError
 from ingot.cli.peers import report
-from ingot.cli.peers.comparison import OURS, THEIRS, Figure, Match, Trouble, compare, wins
+from ingot.cli.peers.comparison import OURS, THEIRS, Figure, Match, Trouble, do_work, wins
 from ingot.cli.peers.models import Traits
 from ingot.cli.peers.report import Contender, Report, terminal_lines, value_text
 from ingot.cli.peers.schema import problem_with
@@ -40,7 +40,8 @@ class Fake:
 
 def done(ours: Fake, theirs: Fake, *works: Work) -> Match:
     match = Match(theirs.name)
-    compare((ours, theirs), works, Load(TRAITS), match, lambda text: None)  # type: ignore[arg-type]
+    for work in works:
+        do_work((ours, theirs), work, Load(TRAITS), match)  # type: ignore[arg-type]
     return match
 
 
@@ -152,8 +153,10 @@ def test_the_json_has_every_step_and_the_terminal_every_figure() -> None:
     (listed,) = found["matches"]
     assert listed["figures"][0]["ours"] == {0: 1.0, 1: 2.0} and listed["figures"][0]["spread"] == (2.0, 4.0)
     assert found["load"]["traits"]["context"] == 8192 and "session" not in found["load"]
-    lines = list(terminal_lines(a_report().matches[0]))
-    assert len(lines) == 4 and lines[-1].strip().startswith("other, images")
+    match = a_report().matches[0]
+    (line,) = terminal_lines(match, "agent")
+    assert line.split() == "agent: next turn 1500 ms 5000 ms 3.00x (2.00 to 4.00) ahead".split()  # noqa: SIM905
+    assert [line.strip() for line in terminal_lines(match, "images")] == [str(match.troubles[0])]
 
 
 def test_a_report_is_a_page_json_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

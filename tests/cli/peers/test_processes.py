@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bench.servers import environment, ready_url
+from ingot.cli.peers.processes import environment, ready_url, tree_bytes
 
 
 def test_the_address_is_taken_from_the_ready_line() -> None:
@@ -18,11 +18,16 @@ def test_settings_of_the_user_do_not_reach_the_servers_but_the_number_of_threads
 ) -> None:
     monkeypatch.setenv("INGOT_MAX_SEQUENCES", "1")
     monkeypatch.setenv("INGOT_CONFIG", "mine.toml")
-    monkeypatch.setenv("INGOT_KERNELS", "mlx")
     monkeypatch.setenv("INGOT_THREADS", "2")
     found = environment()
     assert "INGOT_MAX_SEQUENCES" not in found
     assert found["INGOT_CONFIG"] == os.devnull
-    assert "INGOT_KERNELS" not in found
     assert found["INGOT_THREADS"] == "2"
     assert found["PATH"] == os.environ["PATH"]
+
+
+def test_memory_is_that_of_a_process_and_of_all_that_came_of_it_whatever_their_numbers() -> None:
+    listing = " 50 1 10\n 7 50 20\n 90 7 30\n 8 1 1000\n"
+    assert tree_bytes(50, listing) == 60 * 1024
+    assert tree_bytes(8, listing) == 1000 * 1024
+    assert tree_bytes(4, listing) == 0
