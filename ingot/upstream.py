@@ -161,10 +161,15 @@ def model_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def load_model(
-    folder: Path, *, model_config: Mapping[str, Any] | None = None, get_model_classes: Classes = model_classes
+    folder: Path,
+    *,
+    model_config: Mapping[str, Any] | None = None,
+    get_model_classes: Classes = model_classes,
+    stored: dict[str, mx.array] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The model in a folder, with lazily read weights, and its config updated by `model_config`. Raises whatever the
-    model's own code raises for a folder that it cannot read."""
+    """The model in a folder, with lazily read weights, and its config updated by `model_config`. The arrays of its
+    files are added to `stored`, by name, where mlx-lm converts nothing. Raises whatever the model's own code raises for
+    a folder that it cannot read."""
     config = {**load_config(folder), **(model_config or {})}
     blocks = _fp8_blocks(folder, config)
     packing = _packing_by_others(folder, config)
@@ -180,6 +185,8 @@ def load_model(
     if not files:
         raise FileNotFoundError(f"no weights (model*.safetensors) in {folder}")
     weights = {name: array for file in files for name, array in _arrays(file).items()}
+    if stored is not None:
+        stored |= weights
     if blocks is not None:
         weights, config = _without_fp8(weights, config, blocks)
     elif is_gptq:

@@ -161,6 +161,7 @@ def start(
         lora_modules=tuple(f"{name}={path}" for name, path in (loras or {}).items()),
         max_loras=64,
         max_lora_rank=64,
+        expert_memory=tiny.EXPERT_MEMORY.get(kind, "all"),
     )
 
     def loaded() -> LoadedModel:

@@ -236,6 +236,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+# Its experts are read when they are needed: each layer has slots for some of them.
+CONFIGS["moe-streamed"] = {**CONFIGS["moe"], "num_experts": 8}
+EXPERT_MEMORY = {"moe-streamed": "100KB"}
+
+
 def build(kind: str, seed: int = 0, **changed: Any) -> Any:
     """A model with random weights large enough that its greedy choices are far from ties."""
     model = random_models.build({**CONFIGS[kind], **changed}, seed=seed, spread=0.2)

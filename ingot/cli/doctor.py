@@ -13,6 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from ingot.extras import (
     unmet_requirements,
 )
 from ingot.kernels import device
+from ingot.models.files.drive_speed import read_speed
 from ingot.quantities import counted, format_bytes
 
 ABOUT_DOCTOR = (
@@ -97,6 +99,7 @@ def examine_machine(settings: Settings, network: bool, model: Path | None = None
         yield examine_compiler("C++ compiler", ("g++",), "CPUs need it for mx.compile, CUDA for launching graphs")
     yield examine_memory()
     yield examine_disk(settings.models_dir)
+    yield from examine_drive_speed(settings.models_dir.expanduser(), model)
     yield from examine_disk_cache(settings)
     yield examine_open_files()
     yield from examine_extras()
@@ -269,13 +272,21 @@ def examine_load() -> Finding:
 
 
 def _busiest_programs() -> list[str]:
+    """The two that take most of the processor, without this one and the `ps` that it starts."""
+    columns = "ppid=,pid=,pcpu=,comm="
     try:
-        done = subprocess.run(["ps", "-Ao", "pcpu=,comm="], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["ps", "-Ao", columns], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = [line.split(None, 1) for line in done.stdout.splitlines()]
-    shares = [(float(row[0].replace(",", ".")), Path(row[1].strip()).name) for row in rows if len(row) == 2]
-    return [f"{name} ({share:.0f} %)" for share, name in sorted(shares, reverse=True)[:2] if share >= 10]
+    shares: defaultdict[str, float] = defaultdict(float)
+    for row in (line.split(None, 3) for line in done.stdout.splitlines()):
+        if len(row) == 4 and str(os.getpid()) not in row[:2]:
+            shares[Path(row[3].strip()).name] += float(row[2].replace(",", "."))
+    return [
+        f"{name} ({share:.0f} %)"
+        for name, share in sorted(shares.items(), key=lambda each: -each[1])[:2]
+        if share >= 10
+    ]
 
 
 def examine_memory() -> Finding:
@@ -299,6 +310,19 @@ def examine_disk(
     if free < least:
         return Finding(name, "note", detail, f"free some space, or choose another folder: {flag}")
     return Finding(name, "ok", detail)
+
+
+def examine_drive_speed(models: Path, model: Path | None) -> Iterator[Finding]:
+    """That of the drive which a mixture's experts would be read from, where there is a file to read."""
+    files = [file for file in (model or models).rglob("*.safetensors") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size, default=None)
+    if largest is None:
+        return
+    in_order, anywhere = read_speed(largest, in_order=True), read_speed(largest)
+    if in_order is None or anywhere is None:
+        return
+    speeds = f"{format_bytes(int(in_order))}/s in order, {format_bytes(int(anywhere))}/s in reads of 1 MiB anywhere"
+    yield Finding("drive of models", "ok", f"{speeds} ({largest.name})")
 
 
 def examine_disk_cache(settings: Settings) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ PER_MODEL_SETTINGS: Final = frozenset(
         *("context", "dtype", "text_only", "chat_template", "template_history", "trust_special_tokens"),
         *("tool_format", "thinking_format", "generation_config", "override_generation_config"),
         *("default_chat_template_kwargs", "thinking", "thinking_budget", "max_tokens", "hold_calls", "loop_guard"),
-        "memory",
+        *("memory", "expert_memory"),
         *("prefix_cache", "cache_memory"),
         *("cache_codec", "kv_codec", "max_sequences", "max_queue", "prefill_chunk", "speculate", "speculate_tokens"),
         *("moe_top_k",),
@@ -28,6 +28,7 @@ PER_MODEL_SETTINGS: Final = frozenset(
             "specprefill_draft_model",
             "specprefill_threshold",
             "specprefill_keep_pct",
+            "specprefill_quality",
         ),
     }
 )

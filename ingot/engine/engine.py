@@ -208,6 +208,8 @@ class Engine(ModelEngine):
     def _make_workload(self, post: PostMessage) -> GenerationWorkload:
         if self._loaded.disk is not None:
             self._loaded.disk.writer.wrote = self._loop.wake
+        if self._loaded.adapter.experts is not None:
+            self._loaded.adapter.experts.meanwhile = self._loop.run_meanwhile
         return GenerationWorkload(self._loaded, self._limits, post)
 
     @property

@@ -108,6 +108,7 @@ class Loop:
     ) -> None:
         self._prepare, self._leave, self._is_lost = prepare, leave, is_lost
         self._workloads: tuple[Workload, ...] = ()
+        self._in_turn: list[Workload] = []
         self._mailbox: queue.SimpleQueue[LoopMessage] = queue.SimpleQueue()
         self._beat = self._rested = time.monotonic()
         self._closing = False
@@ -204,6 +205,15 @@ class Loop:
         if self._closing:
             raise self._refusal()
         self._turn()
+
+    def run_meanwhile(self) -> None:
+        """Give workloads a turn while one that has its own waits for something other than the device. What came in
+        for them since is not looked at: it might be about the one that waits."""
+        began = self._beat = time.monotonic()
+        for workload in self._workloads:
+            if workload not in self._in_turn:
+                spent, shared = time.monotonic() - began, partial(self._others_busy, workload)
+                self._guarded(workload, workload.advance, spent, shared)
 
     def check(self) -> None:
         """Let every workload check its state, and wait for it; raises what is found."""
@@ -314,6 +324,7 @@ class Loop:
 
     def _guarded(self, workload: Workload, work: Callable[..., None], *arguments: object) -> None:
         """Whatever fails ends the workload's requests, and the server goes on, unless the device is lost."""
+        self._in_turn.append(workload)
         try:
             work(*arguments)
             return
@@ -327,6 +338,8 @@ class Loop:
                 log.exception("%s failed; its running requests fail with it", workload.name)
                 failure = IngotError(REQUEST_FAILED)
             _clear_frames(error)
+        finally:
+            self._in_turn.remove(workload)
         workload.reset_after_fault(failure)  # here, where nothing refers to the failed call
 
     def _farewell(self, error: IngotError) -> None:

@@ -38,6 +38,8 @@ from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
 from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, slower_parts, steps_part
 from ingot.models.checkpoint import evaluate_in_pieces, pause
 from ingot.models.draft_heads.checkpoint import model_classes_for
+from ingot.models.experts.loading import ExpertMemory, stream_experts
+from ingot.models.experts.streaming import ExpertStore
 from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
@@ -73,6 +75,7 @@ from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.observe.logs import report_step
+from ingot.quantities import format_bytes
 from ingot.upstream import caches, load_config, load_model
 
 log = logging.getLogger("ingot.models")
@@ -114,6 +117,7 @@ class ModelAdapter:
     loras: LoadedLoras = field(kw_only=True)
     lossy: tuple[str, ...] = ()  # what was asked for that changes its answers
     head: Any = None  # its draft head, where it was loaded with one (`models/draft_heads`)
+    experts: ExpertStore | None = None  # those that are read when they are needed
 
     @property
     def family(self) -> str:
@@ -173,7 +177,9 @@ class ModelAdapter:
         return ""
 
     def close(self) -> None:
-        """The last call: other ranks need not wait for passes any more."""
+        """The last call: other ranks need not wait for passes any more, and no experts are read."""
+        if self.experts is not None:
+            self.experts.close()
 
     @property
     def separates_lora_rows(self) -> bool:
@@ -256,7 +262,7 @@ class ModelAdapter:
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
-        vision = None if visual is None else (visual, self.deepstack)
+        vision = None if visual is None or self.tower is None else (visual, self.deepstack, self.tower.stand_in)
         compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
             return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)
@@ -279,20 +285,25 @@ def load_model_adapter(
     sharing: ModelSharding | None = None,
     experts: int | None = None,
     deterministic: bool = False,
+    expert_memory: ExpertMemory | None = None,
 ) -> ModelAdapter:
     """Load the model in `folder`. Raises ModelError with what is wrong with it.
 
     `apart`: no layers become one operation, so that hidden states between them can be captured. `with_vision`: its
     vision tower, which it must have, is loaded as well. With `sharing`, only this rank's share of it is loaded, and all
     ranks have to do the same at once. `experts`: how many a token has, if fewer than the model says; ConfigError
-    where that cannot be. `deterministic`: on GPUs a token's bits depend on its row alone, where kernels can.
+    where that cannot be. `deterministic`: on GPUs a token's bits depend on its row alone, where kernels can. With
+    `expert_memory`, experts that do not fit are read when they are needed.
     """
+    stored = dict[str, mx.array]()
     try:
         stated = load_config(folder)
         compilation = begin_mlx_compilation(device, CompilationNeeds.of(stated, dtype))
         whole = load_config(folder) if with_vision else {}
         classes = model_classes_for(folder, stated)
-        model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
+        model, config = load_model(
+            folder, model_config=older_config_names(stated), get_model_classes=classes, stored=stored
+        )
     except ModelError:
         raise
     # The code of a hundred families reads this folder and may trip over anything; one asks Python to exit.
@@ -302,6 +313,8 @@ def load_model_adapter(
     if sharing is not None:
         shard_model(model, config, sharing)
         apart = True  # ranks communicate between layers
+    streamed = None if expert_memory is None else stream_experts(model, folder, stored, expert_memory, device)
+    stored.clear()
     try:
         notes = [*moved_weight_notes(config), *settle_precision(model, device, dtype)]
         evaluate_in_pieces(array for _, array in named_parameters(model))
@@ -325,6 +338,9 @@ def load_model_adapter(
         deterministic=deterministic,
     )
     adapted = replace(adapted, lossy=lossy)
+    if streamed is not None:  # which experts are in memory is decided between layers
+        adapted = replace(adapted, steps=None, experts=streamed)
+        return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:
         return replace(adapted, steps=None)
     if can_compile_steps(device):
@@ -350,6 +366,31 @@ def rehearse_steps(adapter: ModelAdapter) -> None:
                 logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
                 mx.eval(logits, rows.pending())
             rows.leave(row)
+
+
+def expected_speed(adapter: ModelAdapter, experts: ExpertStore) -> str:
+    """What to expect of a model whose experts do not all fit: what a step takes when it reads nothing, and the drive's
+    speed. At worst as many experts are found as fit in memory, at best half of the others, too: those that are used
+    most are there, and some are read before they are needed."""
+    rows = adapter.new_batch_state()
+    row, fastest = rows.new(), inf
+    for _ in range(4):  # of the same token, whose experts are there after the first
+        began = time.monotonic()
+        mx.eval(adapter.run(rows, mx.ones(1, mx.uint32), [ForwardPart((row,), 1)], [0]), rows.pending())
+        fastest = min(fastest, time.monotonic() - began)
+    rows.leave(row)
+    fits = f"fits {100 * experts.share:.0f} % of the experts"
+    speed = experts.drive_speed()
+    if speed is None:
+        return fits
+    lacking, reading = 1 - experts.share, experts.token_bytes / speed
+    low, high = (1 / (fastest + part * reading) for part in (lacking, lacking / 2))
+    drive = f"a drive that reads {format_bytes(int(speed))}/s"
+    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from {drive}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def adapt_model(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-import mlx.nn as nn
 from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
@@ -32,7 +31,7 @@ from ingot.models.files.model_config import older_config_names
 from ingot.models.gguf.architectures import read_blueprint
 from ingot.models.gguf.file import GGUFModel, TensorEntry
 from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, QUANT_GROUP
-from ingot.models.gguf.weights import BlockEmbedding, BlockLinear, affine_bits, is_block_layer, plain_stand_in
+from ingot.models.gguf.weights import is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig
 from ingot.models.layers.attention_setup import layer_numbers, layouts_of, reads_stored_kv
@@ -40,22 +39,12 @@ from ingot.models.layers.fused_layers import plain_programs_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.pooling_models.encoder import encoder_batch_bytes
 from ingot.models.pooling_models.loading import ENCODER_FAMILIES, read_model_config
-from ingot.models.precision import DTYPES_OF_16_BITS
+from ingot.models.precision import block_bytes, settled_bytes
 from ingot.models.vision.loading import has_vision_tower, unloaded_tower_needs, unloaded_tower_parts
 from ingot.models.vision.tower import EncodingBytes
 from ingot.models.whisper import read_whisper_model
-from ingot.upstream import (
-    QuantizedMultiLinear,
-    QuantizedSwitchLinear,
-    SwitchLinear,
-    caches,
-    load_config,
-    load_model,
-    model_classes,
-)
+from ingot.upstream import SwitchGLU, SwitchMLP, caches, load_config, load_model, model_classes
 
-ROW_TILE = 16  # the most rows that the native kernels pad to a multiple of
-UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
 BATCH_TOKENS: Final = 4096
 """Tokens of a batch that an encoder has memory for."""
 LONGEST_INPUT: Final = 8192
@@ -70,6 +59,7 @@ class MemoryNeeds:
     per_token: int
     at_full_context: int
     context: int
+    experts: int = 0  # of the weights, those of a mixture's experts, which need not all be in memory
     tower: int = 0  # of the weights, those of its vision tower: `--text-only` leaves them out
 
 
@@ -88,13 +78,16 @@ def _folder_needs(folder: Path, device: Device) -> MemoryNeeds:
     model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
     needs = _needs_of_model(model, config, settled_bytes(model, device), device)
     tower = _tower_weight_bytes(folder, device)
-    return replace(needs, weights=needs.weights + tower, tower=tower)
+    experts = sum(
+        settled_bytes(module, device) for module in model.modules() if isinstance(module, SwitchGLU | SwitchMLP)
+    )
+    return replace(needs, weights=needs.weights + tower, experts=experts, tower=tower)
 
 
 def _tower_weight_bytes(folder: Path, device: Device) -> int:
     """0 where it has no tower, or cannot be served with it here."""
     config = load_config(folder)
-    if not has_vision_tower(config):
+    if not has_vision_tower(folder, config):
         return 0
     try:
         return sum(settled_bytes(part, device) for part in unloaded_tower_parts(folder, config))
@@ -107,7 +100,7 @@ def largest_image_needs(folder: Path, device: Device) -> EncodingBytes | None:
     loading it."""
     try:
         config = {} if folder.suffix == ".gguf" else load_config(folder)
-        return unloaded_tower_needs(folder, config, device) if has_vision_tower(config) else None
+        return unloaded_tower_needs(folder, config, device) if has_vision_tower(folder, config) else None
     except (Exception, SystemExit):  # see `memory_needs`
         return None
 
@@ -181,60 +174,16 @@ def _layouts(model: Any, device: Device) -> tuple[list[KVLayout | None], bool]:
     return (layouts, reads_natively) if covered else ([], False)
 
 
-def settled_bytes(model: Any, device: Device) -> int:
-    """Bytes of the parameters in the device's formats (see `precision`)."""
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, _WEIGHT_LAYERS)}
-    inside = {f"{path}.{name}" for path in layers for name in ("weight", "scales", "biases")}
-    narrow = device.kind != "cpu" and any(is_block_layer(module) for module in layers.values())
-    others = 0
-    for path, array in named_parameters(model):
-        if path not in inside:
-            others += array.size * (4 if device.kind == "cpu" else 2 if narrow else array.itemsize)
-    return others + sum(_layer_bytes(module, device) for module in layers.values())
-
-
-def _layer_bytes(module: Any, device: Device) -> int:
-    if is_block_layer(module):
-        return _block_bytes(math.prod(module.shape), module.kind, device)
-    stored = sum(module[name].nbytes for name in ("weight", "scales", "biases") if module.get(name) is not None)
-    if device.kind != "cpu":
-        return int(stored)
-    if "scales" not in module:
-        stays = native.available() and module.weight.dtype in DTYPES_OF_16_BITS
-        return int(stored if stays else 4 * module.weight.size)
-    count = module.weight.size * 32 // module.bits
-    packed = native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode)
-    if packed and not isinstance(module, QuantizedMultiLinear):
-        rows = module.weight.shape[-2]
-        return int(stored if module.mode == "affine" else count * 10 // 8) * -(-rows // ROW_TILE) * ROW_TILE // rows
-    return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
-
-
-def _block_bytes(count: int, kind: Kind, device: Device) -> int:
-    if device.kind != "cpu":
-        return count * affine_bits(kind) // 8 + count // QUANT_GROUP * 4
-    if not native.available():
-        return count * 4
-    units = 4 if kind in (Kind.Q2_K, Kind.Q4_K, Kind.Q5_K) else 2
-    return count * BLOCK_BITS[kind] // 8 + count // UNIT_COLUMNS * (units + 16)
-
-
 def _entry_bytes(entry: TensorEntry, device: Device) -> int:
     """A tensor of a GGUF file, once it is converted and loaded."""
     count = math.prod(entry.shape)
     if len(entry.shape) > 1 and entry.type in BLOCK_BITS:
-        return _block_bytes(count, entry.type, device)
+        return block_bytes(count, entry.type, device)
     if (device.kind == "cpu" and not native.available()) or len(entry.shape) == 1 or entry.type == Kind.F32:
         return count * 4
     if entry.type in PACKED_BITS:
         return count * PACKED_BITS[entry.type] // 8 + count // QUANT_GROUP * 4
     return count * 2
-
-
-_WEIGHT_LAYERS = (
-    *(nn.Linear, nn.Embedding, SwitchLinear, nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear),
-    *(QuantizedMultiLinear, BlockLinear, BlockEmbedding),
-)
 
 
 def speech_to_text_needs(folder: Path, device: Device) -> int:

@@ -7,11 +7,13 @@ cover is dequantised and widened where memory allows. GPUs keep what the file ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError
@@ -27,6 +29,7 @@ from ingot.kernels.measured import (
 )
 from ingot.models.checkpoint import pause_loading
 from ingot.models.gguf import weights
+from ingot.models.gguf.quant_types import BLOCK_BITS, QUANT_GROUP
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
 from ingot.models.layers.modules import (
     DenseEmbedding,
@@ -42,6 +45,8 @@ from ingot.upstream import MultiLinear, QuantizedMultiLinear, QuantizedSwitchLin
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 DTYPES_OF_16_BITS = (mx.bfloat16, mx.float16)
+ROW_TILE = 16  # the most rows that the native kernels pad to a multiple of
+UNIT_COLUMNS = 256  # columns of a row that share the units of their scales
 UNPACK_SHARE = 0.5
 """Weights are dequantised to float32 when they then take at most this share of the device's memory."""
 
@@ -288,3 +293,48 @@ _PACKED: dict[type, type] = {
 _DENSE: dict[type, type] = {nn.Linear: DenseLinear, nn.Embedding: DenseEmbedding, SwitchLinear: DenseSwitchLinear}
 _ROUNDING = tuple(_PACKED.values())
 _NATIVE = (*_DENSE.values(), *_PACKED.values())
+
+
+def settled_bytes(model: Any, device: Device) -> int:
+    """Bytes of the parameters in the device's formats."""
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, _WEIGHT_LAYERS)}
+    inside = {f"{path}.{name}" for path in layers for name in ("weight", "scales", "biases")}
+    narrow = device.kind != "cpu" and any(weights.is_block_layer(module) for module in layers.values())
+    others = 0
+    for path, array in named_parameters(model):
+        if path not in inside:
+            others += array.size * (4 if device.kind == "cpu" else 2 if narrow else array.itemsize)
+    return others + sum(_layer_bytes(module, device) for module in layers.values())
+
+
+def _layer_bytes(module: Any, device: Device) -> int:
+    if weights.is_block_layer(module):
+        return block_bytes(math.prod(module.shape), module.kind, device)
+    stored = sum(module[name].nbytes for name in ("weight", "scales", "biases") if module.get(name) is not None)
+    if device.kind != "cpu":
+        return int(stored)
+    if "scales" not in module:
+        stays = native.available() and module.weight.dtype in DTYPES_OF_16_BITS
+        return int(stored if stays else 4 * module.weight.size)
+    count = module.weight.size * 32 // module.bits
+    packed = native.covers_packing(bits=module.bits, group_size=module.group_size, mode=module.mode)
+    if packed and not isinstance(module, QuantizedMultiLinear):
+        rows = module.weight.shape[-2]
+        return int(stored if module.mode == "affine" else count * 10 // 8) * -(-rows // ROW_TILE) * ROW_TILE // rows
+    return int(count * (2 if module.mode in ("mxfp8", "nvfp4") and native.available() else 4))
+
+
+def block_bytes(count: int, kind: Kind, device: Device) -> int:
+    """So many weights of a GGUF file, in blocks of this kind."""
+    if device.kind != "cpu":
+        return count * weights.affine_bits(kind) // 8 + count // QUANT_GROUP * 4
+    if not native.available():
+        return count * 4
+    units = 4 if kind in (Kind.Q2_K, Kind.Q4_K, Kind.Q5_K) else 2
+    return count * BLOCK_BITS[kind] // 8 + count // UNIT_COLUMNS * (units + 16)
+
+
+_WEIGHT_LAYERS = (
+    *(nn.Linear, nn.Embedding, SwitchLinear, nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear),
+    *(QuantizedMultiLinear, weights.BlockLinear, weights.BlockEmbedding),
+)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -112,6 +113,14 @@ def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
     assert doctor.examine_disk(tmp_path / "a" / "b").state == "ok"
 
 
+def test_how_fast_the_drive_of_the_models_is_is_said_where_there_is_one_to_read(tmp_path: Path) -> None:
+    assert list(doctor.examine_drive_speed(tmp_path, None)) == []
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "model.safetensors").write_bytes(bytes(9 << 20))
+    [found] = doctor.examine_drive_speed(tmp_path, None)
+    assert found.state == "ok" and "/s in order" in found.detail and "model.safetensors" in found.detail
+
+
 def test_a_folder_on_a_drive_without_room_is_noted_with_its_flag(tmp_path: Path) -> None:
     short = doctor.examine_disk(tmp_path, "models folder", "--models-dir", least=1e18)
     assert short.state == "note" and "--models-dir" in str(short.advice)
@@ -122,7 +131,9 @@ def test_a_folder_on_a_drive_without_room_is_noted_with_its_flag(tmp_path: Path)
 
 
 def test_a_busy_machine_is_noted_with_what_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = " 3.0 idle\n97.5 /usr/bin/my compiler\n40,0 other\n"
+    own = os.getpid()
+    listing = "1 2 3.0 idle\n1 3 90.5 /usr/bin/my compiler\n1 4 40,0 other\n1 5 7.0 /usr/bin/my compiler\n"
+    listing += f"1 {own} 99.0 ingot\n{own} 7 100.0 ps\n"
     done = subprocess.CompletedProcess([], 0, listing, "")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)

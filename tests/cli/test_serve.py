@@ -261,7 +261,7 @@ def tables(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving_of_serve_killed(tables: Path, home: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    command = [sys.executable, "-m", "ingot.cli.main", "serve", "--config", str(tables), "--port", "0"]
+    command = [sys.executable, "-m", "ingot", "serve", "--config", str(tables), "--port", "0"]
     log = home / "log"
     with log.open("wb") as output:
         process = start(command, stdout=output, stderr=subprocess.STDOUT, env=environment(home))

@@ -16,11 +16,12 @@ KERNELS = (
     "window",
     "hybrid",
     "moe",
+    "moe-streamed",
     "mixed",
 )
 RECURRENT = ("kernel-mamba-packed", "kernel-conv-packed", "kernel-kda-packed")
 KINDS = {
-    "cpu": ("llama", "tied", "window", "hybrid", "moe", "mixed", "indexed"),
+    "cpu": ("llama", "tied", "window", "hybrid", "moe", "moe-streamed", "mixed", "indexed"),
     "cuda": ("kernel-packed", "kernel-window-packed", "kernel-hybrid-packed", *RECURRENT, *KERNELS),
     "metal": (*RECURRENT, *KERNELS),
 }

@@ -52,6 +52,7 @@ from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
 from ingot.models.cache_key import open_disk_cache, weights_fingerprint
 from ingot.models.checkpoint import loading_with_pauses
+from ingot.models.experts.loading import ExpertMemory, has_experts
 from ingot.models.files import packaged
 from ingot.models.files.gguf_files import weight_bytes
 from ingot.models.files.locate import ModelFolder
@@ -62,6 +63,7 @@ from ingot.models.vision.loading import (
     has_vision_tower,
     largest_image_needs,
     require_vision,
+    states_vision_tower,
     warm_up_vision_tower,
 )
 from ingot.models.vision.tower import EncodingBytes, VisionTower
@@ -133,7 +135,8 @@ def load_language_model(
         whole = (device if joined is None else joined).memory_budget(here, settings.memory)
         share = MemoryShare(whole - reserved, whole)
     total = share.own
-    _refuse_what_cannot_fit(folder, total * settings.ranks)
+    if settings.expert_memory == ALL_EXPERTS:
+        _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, with_vision=vision.with_vision)
     adapter, weights = target.adapter, target.weights
@@ -144,7 +147,7 @@ def load_language_model(
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
-    specprefill = make_specprefill(settings, draft, tokenizer, further)
+    specprefill = make_specprefill(settings, adapter, draft, tokenizer, further)
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
@@ -157,6 +160,7 @@ def load_language_model(
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
         scorer="" if specprefill is None else specprefill.scorer.name,
+        specprefill_from=settings.specprefill_threshold if settings.specprefill == "auto" else None,
     )
     codec = prefix_cache_codec(settings, adapter)
     card = replace(card, weights=weights_fingerprint(folder), **_arithmetic_facts(settings, adapter, codec))
@@ -277,11 +281,30 @@ def _wanted_context(settings: Settings, stated: int) -> int:
 
 def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
     size = weight_bytes(folder)
-    if size > total:
-        raise ModelError(
-            f"The weights are {format_bytes(size)}, the memory budget is {format_bytes(total)}. "
-            "Raise --memory, or choose a smaller or more strongly quantised model."
+    if size <= total:
+        return
+    advice = "Raise --memory, or choose a smaller or more strongly quantised model."
+    if has_experts(load_config(folder)):
+        advice = (
+            "Serve it with --expert-memory auto, which reads experts from disk when they are needed, or raise --memory."
         )
+    raise ModelError(f"The weights are {format_bytes(size)}, the memory budget is {format_bytes(total)}. {advice}")
+
+
+ALL_EXPERTS: Final = "all"
+EXPERT_SHARE: Final = 3 / 4
+"""Of what a model's other weights leave, the part that is for experts if nothing says how much."""
+
+
+def _expert_memory(settings: Settings, total: int) -> ExpertMemory | None:
+    """None where all experts are in memory."""
+    stated = settings.expert_memory
+    if stated == ALL_EXPERTS:
+        return None
+    if stated == "auto":
+        return ExpertMemory(lambda others, experts: int(max(0, total - others) * EXPERT_SHARE))
+    amount = memory_bytes(stated, total)
+    return ExpertMemory(lambda others, experts: amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +354,11 @@ def _load_plain_model(
     """The model by itself, and who may propose for it."""
     choice = SpeculationOptions.parse(settings.speculate, settings.speculate_tokens)
     if joined is not None:
+        if settings.expert_memory != ALL_EXPERTS:
+            raise ConfigError(
+                "expert_memory: ranks have all experts in memory. Leave it out, or serve the model without ranks.",
+                param="expert_memory",
+            )
         leading = load_as_leader(joined, settings, folder, here, total, with_vision=with_vision)
         return leading, options_among_ranks(choice, leading)
     # An EAGLE draft reads hidden states between layers.
@@ -345,6 +373,7 @@ def _load_plain_model(
             with_vision=with_vision,
             experts=settings.moe_top_k,
             deterministic=settings.deterministic,
+            expert_memory=_expert_memory(settings, total),
         ),
         choice,
     )
@@ -442,7 +471,7 @@ class VisionSupport:
         """As the model's files and the settings say. Raises ModelError."""
         if (refusal := REFUSED_FAMILIES.get(str(config.get("model_type")))) is not None:
             raise ModelError(refusal)
-        if has_vision_tower(config):
+        if has_vision_tower(folder, config):
             if settings.text_only:
                 return cls(
                     read_processor(folder),
@@ -452,7 +481,9 @@ class VisionSupport:
             require_vision()
             return cls(read_processor(folder), with_vision=True)
         notes = []
-        if isinstance(config.get("vision_config"), dict):
+        if states_vision_tower(config):
+            notes.append("text alone: the model's files hold no weights of its vision tower")
+        elif isinstance(config.get("vision_config"), dict):
             notes.append("text alone: its vision tower is of an unknown family")
         asked = [
             name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given

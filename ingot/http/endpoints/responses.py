@@ -36,8 +36,15 @@ from ingot.http.streaming import (
     reporting_errors,
 )
 from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.responses.answers import DeletedResponse, ResponseBody, ResponseEvent, ResponseTokens
-from ingot.protocol.responses.output import McpCallBuilder
+from ingot.protocol.responses.answers import (
+    DeletedResponse,
+    McpServerList,
+    McpServerListed,
+    ResponseBody,
+    ResponseEvent,
+    ResponseTokens,
+)
+from ingot.protocol.responses.output import McpCallBuilder, list_mcp_tools
 from ingot.protocol.responses.request import (
     ITEMS_QUERY,
     RESPONSE_QUERY,
@@ -78,7 +85,8 @@ async def stream_response_events(
 
 
 class ResponseRun:
-    """One response. `start` opens the engine's stream, which may raise; `batches` then yields its events, to the end.
+    """One response. `start` opens the engine's stream, unless approved calls come first, and may raise; `batches` then
+    yields its events, to the end.
 
     `keep` is called once, when the response has ended and before its last event.
     """
@@ -100,16 +108,20 @@ class ResponseRun:
         return self.plan.builder.head.id
 
     async def start(self) -> None:
-        self._stream = await self._open(self.plan.first)
+        if not self.plan.approved:  # else the model goes on after those calls
+            self._stream = await self._open(self.plan.first)
 
     async def batches(self) -> AsyncGenerator[list[Struct], None]:
         """Events for the wire, a batch at a time. The last one reports an error after `start`."""
         builder = self.plan.builder
         yield builder.opening()
         try:
-            while self._stream is not None:
-                async for events in self._round(self._stream):
-                    yield events
+            for approved in self.plan.approved:
+                yield builder.begin_approved(approved)
+            while self._stream is not None or builder.calls:
+                if self._stream is not None:
+                    async for events in self._round(self._stream):
+                        yield events
                 for call in builder.calls:
                     yield await self._make(call)
                 self._stream = await self._next()
@@ -235,6 +247,7 @@ class StoredResponseEndpoints:
             "deleteResponse": self.delete,
             "cancelResponse": self.cancel,
             "listInputItems": self.input_items,
+            "listMcpServers": self.mcp_servers,
         }
 
     def _reading(self) -> BodyReading:
@@ -303,6 +316,11 @@ class StoredResponseEndpoints:
         found = run is not None and run.plan.store
         items = run.plan.items if run is not None and found else (await self.find(tenant, response_id)).input
         return JsonResponse(list_input_items(items, query))
+
+    async def mcp_servers(self, request: Request) -> Response:
+        tools = {} if self._shared_state.mcp is None else self._shared_state.mcp.tools
+        listed = [McpServerListed(label, list_mcp_tools(each)) for label, each in tools.items()]
+        return JsonResponse(McpServerList(listed))
 
 
 class ModelResponses:

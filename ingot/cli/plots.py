@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ingot.extras import missing_packages
+
 WIDTH, DPI = 12.0, 130
+
+
+def available() -> bool:
+    return not missing_packages("bench")
 
 
 def panels(rows: int, columns: int, height: float = 3.6) -> tuple[Any, Any]:

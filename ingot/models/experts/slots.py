@@ -1,0 +1,60 @@
+"""The slots of a layer: which experts lie in memory, and which of them make room for others.
+
+Experts that were used often stay, where uses count the less the longer ago they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+
+AGING: Final = 0.98
+"""What a use counts one pass later: half of it after 34 passes."""
+NOWHERE: Final = -1
+
+
+class ExpertSlots:
+    def __init__(self, experts: int, slots: int) -> None:
+        self.slot_of = np.full(experts, NOWHERE, np.int32)
+        """Of each expert, or NOWHERE."""
+        self.expert_in = np.full(slots, NOWHERE, np.int32)
+        """Each slot's expert, or NOWHERE."""
+        self.uses = np.zeros(experts, np.float64)
+
+    @property
+    def count(self) -> int:
+        return self.expert_in.size
+
+    def note_uses(self, experts: np.ndarray, tokens: np.ndarray) -> None:
+        """A pass uses these experts, each for so many tokens. Those of a prompt's many tokens count more than a decode
+        step's, but not as much as so many steps."""
+        self.uses *= AGING
+        self.uses[experts] += np.sqrt(tokens)
+
+    def put(self, expert: int, slot: int) -> None:
+        """Whatever was in the slot has no place any more."""
+        before = int(self.expert_in[slot])
+        if before != NOWHERE:
+            self.slot_of[before] = NOWHERE
+        self.expert_in[slot], self.slot_of[expert] = expert, slot
+
+    def drop(self, expert: int) -> None:
+        slot = int(self.slot_of[expert])
+        self.expert_in[slot], self.slot_of[expert] = NOWHERE, NOWHERE
+
+    def replaceable(self, most: int, kept: Collection[int]) -> Sequence[int]:
+        """Up to so many slots, empty ones first, then those of the experts that are used least and are not to be
+        `kept`."""
+        owners = self.expert_in
+        worth = np.where(owners == NOWHERE, -1.0, self.uses[owners])
+        worth[np.isin(owners, list(kept))] = np.inf
+        order = np.argsort(worth, kind="stable")[:most]
+        return [int(slot) for slot in order if np.isfinite(worth[slot])]
+
+    def check(self) -> None:
+        """Raises AssertionError unless table and slots agree."""
+        for slot, expert in enumerate(self.expert_in):
+            assert expert == NOWHERE or self.slot_of[expert] == slot, f"expert {expert} is not where slot {slot} has it"
+        assert (self.slot_of != NOWHERE).sum() == (self.expert_in != NOWHERE).sum(), "an expert has a slot of another"

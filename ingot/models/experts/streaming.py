@@ -1,0 +1,310 @@
+"""Experts that are read when they are needed.
+
+`stream_experts` replaces the experts of a model by slots for some of them, before a weight is read: whatever handles
+the model's modules from then on (number formats, kernels, memory) finds mixtures of as many experts as there are slots.
+A `StreamedExperts` module around them sees which experts the tokens of a pass have chosen, has those read that are in
+no slot, and gives the products the slots' numbers. Where a pass has more experts than there are slots, it is computed
+in rounds: each pair of a token and an expert in one of them, to the same bits.
+
+What the next layer's tokens will choose is guessed by that layer's router from this layer's hidden states, and read
+while this layer computes. Choices and guess are evaluated together: a mixture costs one wait for the device. A slot is
+only written once everything that reads it was evaluated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ingot.models.experts.files import LONGEST_WAIT_S, ExpertFiles, ExpertRead, ExpertReaders, WeightsUnreadable
+from ingot.models.experts.slots import NOWHERE, ExpertSlots
+from ingot.models.experts.weights import SlotWeights, SpareMemory, StoredExperts
+from ingot.models.families.description import MoeSpec
+from ingot.models.files.drive_speed import MIB, read_speed
+from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
+from ingot.observe.metrics import ExpertStats
+
+PATIENCE_S: Final = 0.05
+"""Nothing else is done while a read takes no longer."""
+
+
+class StreamedExperts(nn.Module):
+    """Stands before the products of a layer's experts, which have slots for some of these."""
+
+    def __init__(self, products: nn.Module, layer: LayerExperts) -> None:
+        super().__init__()
+        self.products = products
+        self._layer = layer
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        return self._layer.compute(x, indices, self.products)
+
+
+class ExpertStore:
+    """All experts of a model. Only the engine thread may use it, except for `stats`."""
+
+    def __init__(self, files: ExpertFiles, *, read_ahead: bool = True) -> None:
+        self.read_ahead = read_ahead
+        """Whether the next layer's experts are guessed and read while a layer is computed."""
+        self.readers = ExpertReaders(files)
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called again and again while reads take long: other models go on."""
+        self.layers: list[LayerExperts] = []
+        self.spare: SpareMemory = {}
+        self._files, self._counts = files, ExpertStats()
+
+    @property
+    def stats(self) -> ExpertStats:
+        return replace(
+            self._counts, share=self.share, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s
+        )
+
+    @property
+    def share(self) -> float:
+        """Of all experts, those that fit in the slots."""
+        return sum(layer.slots.count for layer in self.layers) / sum(layer.slots.slot_of.size for layer in self.layers)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of an expert in the files, of the layer with the largest."""
+        return max(layer.stored.bytes_of_one for layer in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes in the files of all experts that a token has."""
+        return sum(
+            layer.stored.bytes_of_one * (layer.guess.top if layer.guess is not None else 1) for layer in self.layers
+        )
+
+    def drive_speed(self) -> float | None:
+        """Bytes a second at which experts are read that the system does not have in memory; None if that is not
+        known."""
+        return read_speed(self._files.largest, size=min(MIB, self.expert_bytes))
+
+    def count(self, **more: float) -> None:
+        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+
+    def wait_for(self, reads: Sequence[ExpertRead]) -> None:
+        """Until all of them are read. Raises WeightsUnreadable."""
+        began = time.monotonic()
+        for read in reads:
+            self.readers.hurry(read)
+        for read in reads:
+            while not read.done.wait(PATIENCE_S):
+                if time.monotonic() - began > LONGEST_WAIT_S:
+                    waited = f"{LONGEST_WAIT_S:.0f} seconds"
+                    raise WeightsUnreadable(f"The drive has not answered for {waited}, from which experts are read.")
+                self.meanwhile()
+        self.count(waited_s=time.monotonic() - began)
+        for read in reads:
+            if read.error is not None:
+                raise WeightsUnreadable(read.error.message, retry_after=read.error.retry_after)
+
+    def check(self) -> None:
+        """Raises AssertionError if tables are inconsistent."""
+        for layer in self.layers:
+            layer.slots.check()
+
+    def close(self) -> None:
+        self.readers.close()
+        self._files.close()
+        self.layers.clear()  # which know the model
+
+
+@dataclass(frozen=True, eq=False)
+class RouterGuess:
+    """What a layer's router would choose for the hidden states of the layer before. It is a guess: what lies between
+    the layers is left out, and so are groups of experts."""
+
+    model: Any
+    path: str
+    """Of the mixture in the model, whose module may have been swapped."""
+    spec: MoeSpec
+    top: int
+    scale: mx.array | None
+    """By how much this layer's norm multiplies states more than that of the layer before."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        owner: Any = self.model
+        for name in self.path.split("."):
+            owner = owner[int(name)] if isinstance(owner, list) else owner[name]
+        spec = self.spec
+        found: Any = attrgetter(spec.router)(owner)(x if self.scale is None else x * self.scale.astype(x.dtype))
+        if isinstance(found, tuple):
+            first: mx.array = found[0]
+            return first
+        scores = mx.sigmoid(found) if spec.scores == "sigmoid" else found
+        bias = None if spec.bias is None else attrgetter(spec.bias)(owner)
+        scores = scores if bias is None else scores + bias
+        return mx.argpartition(-scores, self.top - 1, axis=-1)[..., : self.top]
+
+
+@dataclass(eq=False)
+class _Arriving:
+    """An expert that is being read into a slot, or into memory from where it is put there."""
+
+    expert: int
+    slot: int
+    read: ExpertRead
+
+
+class LayerExperts:
+    """The experts of a layer."""
+
+    def __init__(
+        self, store: ExpertStore, stored: StoredExperts, slots: ExpertSlots, guess: RouterGuess | None
+    ) -> None:
+        self._store, self.stored, self.slots, self.guess = store, stored, slots, guess
+        self.number = len(store.layers)
+        self._weights: SlotWeights | None = None
+        self._arriving: dict[int, _Arriving] = {}
+        self._unused: set[int] = set()  # read ahead, and not used since
+        self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
+
+    def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
+        """The products of each token and its experts, as the products give them with all experts in memory."""
+        if self._weights is None:
+            self._weights = SlotWeights(products, self.stored, self._store.spare)
+        following = self._following()
+        guess = None if following is None or following.guess is None else following.guess(x)
+        mx.eval(indices, *([] if guess is None else [guess]))
+        chosen = np.array(indices.astype(mx.int32))
+        wanted, tokens = np.unique(chosen, return_counts=True)
+        self.slots.note_uses(wanted, tokens)
+        y: mx.array | None = None
+        for number, some in enumerate(self._rounds(wanted)):
+            reads = self._begin_reading(some)
+            if number == 0 and guess is not None and following is not None:
+                following.read_ahead(np.array(guess.astype(mx.int32)))
+            self._finish_reading(reads, some)
+            y = self._products_of(x, chosen, some, products, y)
+        assert y is not None
+        return y
+
+    def _following(self) -> LayerExperts | None:
+        """The next layer, if its experts are to be guessed."""
+        layers, number = self._store.layers, self.number + 1
+        following = layers[number] if self._store.read_ahead and number < len(layers) else None
+        if following is None or following.guess is None or following._weights is None:
+            return None
+        return None if following.slots.count == following.slots.slot_of.size else following
+
+    def _rounds(self, wanted: np.ndarray) -> Iterator[list[int]]:
+        """The experts of each round; those first that are in memory, or on their way."""
+        places = self.slots.slot_of[wanted]
+        order = sorted(
+            range(wanted.size),
+            key=lambda i: 0 if places[i] != NOWHERE else 1 if int(wanted[i]) in self._arriving else 2,
+        )
+        experts, most = [int(wanted[i]) for i in order], self.slots.count
+        if len(experts) > most:
+            self._store.count(rounds=-(-len(experts) // most) - 1)
+        for begin in range(0, len(experts), most):
+            yield experts[begin : begin + most]
+
+    def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
+        """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
+        for it is read again."""
+        with suppress(WeightsUnreadable):
+            self._settle([each for each in self._arriving.values() if each.read.done.is_set() and each.read.error])
+        lacking = [each for each in experts if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
+        coming = [self._arriving[each] for each in experts if each in self._arriving]
+        early = sum(each in self._arriving or each in self._unused for each in experts)
+        self._store.count(hits=len(experts) - len(lacking) - early, predicted=early, misses=len(lacking))
+        self._unused.difference_update(experts)
+        begun = self._read(lacking, set(experts), ahead=False)
+        while len(begun) < len(lacking):  # slots that wrong guesses take
+            self._settle_others(set(experts))
+            begun += self._read(lacking[len(begun) :], set(experts), ahead=False)
+        return [*coming, *begun]
+
+    def _settle_others(self, kept: set[int]) -> None:
+        """Wait for a read that nobody waits for."""
+        other = next(each for each in self._arriving.values() if each.expert not in kept)
+        try:
+            self._settle([other])
+        except WeightsUnreadable:
+            if not other.read.done.is_set():  # its slot is still being written to
+                raise
+
+    def _read(self, experts: Sequence[int], kept: set[int], *, ahead: bool) -> list[_Arriving]:
+        """Begin to read as many of the experts as there are slots for."""
+        if not experts:
+            return []
+        assert self._weights is not None
+        busy = {each.slot for each in self._arriving.values()}
+        found = self.slots.replaceable(len(experts) + len(busy), kept)
+        found = [slot for slot in found if slot not in busy][: len(experts)]
+        mx.eval(self._outputs)  # they read slots
+        self._outputs = []
+        begun = []
+        for expert, slot in zip(experts, found, strict=False):
+            before = int(self.slots.expert_in[slot])
+            if before != NOWHERE:
+                self.slots.drop(before)
+                if before in self._unused:
+                    self._unused.discard(before)
+                    self._store.count(wasted=1)
+            weights, ranges = self._weights, self.stored.ranges_of(expert)
+            read = ExpertRead(ranges, partial(weights.memory_for, slot), ahead, weights.conversion(slot))
+            self._arriving[expert] = _Arriving(expert, slot, read)
+            begun.append(self._arriving[expert])
+        self._store.readers.submit(each.read for each in begun)
+        return begun
+
+    def _finish_reading(self, arriving: Sequence[_Arriving], experts: Sequence[int]) -> None:
+        self._settle(arriving)
+        assert all(self.slots.slot_of[each] != NOWHERE for each in experts)
+
+    def _settle(self, arriving: Sequence[_Arriving]) -> None:
+        """Wait for reads, and put what they read into the slots. Raises WeightsUnreadable; what was read before is
+        there nevertheless."""
+        if not arriving:
+            return
+        assert self._weights is not None
+        try:
+            self._store.wait_for([each.read for each in arriving])
+        finally:
+            for each in arriving:
+                if each.read.done.is_set():
+                    del self._arriving[each.expert]
+                    if each.read.error is None:
+                        if each.read.convert is None and not self._weights.is_direct:
+                            self._weights.install(each.slot, each.read.into)
+                        self.slots.put(each.expert, each.slot)
+
+    def read_ahead(self, guessed: np.ndarray) -> None:
+        """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first."""
+        experts, tokens = np.unique(guessed, return_counts=True)
+        order = [int(experts[i]) for i in np.argsort(-tokens, kind="stable")][: self.slots.count]
+        lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
+        landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
+        with suppress(WeightsUnreadable):  # nobody needs them
+            self._settle(landed)  # guessed wrongly before: they take slots as any others
+        begun = self._read(lacking, set(order), ahead=True)
+        self._unused.update(each.expert for each in begun)
+
+    def _products_of(
+        self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: nn.Module, before: mx.array | None
+    ) -> mx.array:
+        """Of the pairs whose expert is in this round; the others keep what they have from the rounds before."""
+        places, mine = self.slots.slot_of[chosen], np.isin(chosen, experts)
+        if not mine.all():
+            skips = isinstance(products, GatedExperts | UnsortedExperts)
+            places = np.where(mine, places, NOWHERE if skips else self.slots.slot_of[experts[0]]).astype(np.int32)
+        y: mx.array = products(x, mx.array(places))
+        if before is not None:
+            y = mx.where(mx.array(mine)[..., None], y, before)
+        # Once this number is known, nothing reads slots any more; outputs may be large, and are not held for that.
+        self._outputs = [y.reshape(-1)[:1] + 0]
+        mx.async_eval(y, self._outputs)
+        return y

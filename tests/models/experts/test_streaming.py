@@ -1,0 +1,253 @@
+"""Mixtures whose experts are read when they are needed give the same bits as with all of them in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten, tree_unflatten
+
+import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from ingot.errors import ConfigError, ModelError
+from ingot.kernels.device import current_device
+from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.experts.files import WeightsUnreadable, read_bytes
+from ingot.models.experts.loading import ExpertMemory
+from ingot.models.experts.streaming import ExpertStore
+from ingot.upstream import SwitchLinear
+from tests.launches import computed, decoded, prompt_logits
+from tests.models.layers import family_configs
+from tests.one_path import one_path
+
+__all__ = ["one_path"]
+pytestmark = pytest.mark.usefixtures("rules")
+
+EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
+WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
+OUTPUTS = ("o_proj.weight", "down_proj.weight")
+PACKINGS = {
+    "32 bits": None,
+    "4 bits": {"group_size": 32, "bits": 4},
+    "8 bits": {"group_size": 32, "bits": 8},
+    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
+}
+CASES = [
+    *(("qwen3_moe", packing) for packing in PACKINGS),
+    *(("qwen3_5_moe", "4 bits"), ("gpt_oss", "mxfp4"), ("deepseek_v3", "4 bits"), ("glm4_moe", "32 bits")),
+    *(("nemotron_h", "8 bits"), ("mixtral", "4 bits"), ("olmoe", "32 bits")),
+]
+PROMPT = [5, 17, 3, 29, 11, 23, 7, 19, 2, 31, 41, 43]
+
+
+def saved(family: str, folder: Path, packing: dict[str, Any] | None = None, *, calm: bool = False) -> Path:
+    """With random weights. Those of a `calm` model hardly change what is handed from layer to layer."""
+    config = {**family_configs.config(family)}
+    (config.get("text_config") or config).update({**EXPERTS, **WIDE})
+    module = family_configs.import_upstream(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(3)
+    model = module.Model(module.ModelArgs.from_dict(config))
+    routers = [(path, array) for path, array in tree_flatten(model.parameters()) if "gate.weight" in path]
+    model.update(tree_unflatten([(path, mx.random.normal(array.shape)) for path, array in routers]))
+    if calm:
+        outputs = [(path, array) for path, array in tree_flatten(model.parameters()) if path.endswith(OUTPUTS)]
+        model.update(tree_unflatten([(path, array * 1e-3) for path, array in outputs]))
+    if packing is not None:
+        model.set_dtype(mx.bfloat16)
+        nn.quantize(model, **packing, class_predicate=lambda path, each: isinstance(each, SwitchLinear))
+        config["quantization"] = packing
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    return folder
+
+
+def loaded(folder: Path, share: float | None = None, **options: Any) -> ModelAdapter:
+    memory = None if share is None else ExpertMemory(lambda others, experts: int(experts * share), **options)
+    return load_model_adapter(folder, current_device(), widest=64, expert_memory=memory)
+
+
+def reference(folder: Path, rules: str) -> ModelAdapter:
+    """With all experts in memory. On CUDA they would be part of decode graphs, whose sums have another order."""
+    return loaded(folder, 2.0, always=True) if rules == "cuda" else loaded(folder)
+
+
+def store_of(adapter: ModelAdapter) -> ExpertStore:
+    assert adapter.experts is not None
+    return adapter.experts
+
+
+def all_logits(adapter: ModelAdapter) -> list[mx.array]:
+    """Of a prompt, of decode steps of two rows, and of the prompt again."""
+    rows = adapter.new_batch_state()
+    live = [rows.new(), rows.new()]
+    found = [computed(adapter, rows, row, PROMPT[:count]) for row, count in zip(live, (12, 5), strict=True)]
+    for step in range(3):
+        batches = [live] if adapter.ragged else [[row] for row in live]
+        found += [decoded(adapter, rows, batch, [step + 5 + 3 * i for i, _ in enumerate(batch)]) for batch in batches]
+    return [*found, prompt_logits(adapter, PROMPT)]
+
+
+@pytest.mark.parametrize(("family", "packing"), CASES)
+def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rules: str, tmp_path: Path) -> None:
+    folder = saved(family, tmp_path, PACKINGS[packing])
+    whole = all_logits(reference(folder, rules))
+    for share in (0.4, 0.7):
+        adapter = loaded(folder, share)
+        assert all(mx.array_equal(*pair) for pair in zip(all_logits(adapter), whole, strict=True))
+        store = store_of(adapter)
+        store.check()
+        assert store.stats.misses and store.stats.bytes_read
+        adapter.close()
+
+
+def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path, calm=True)
+    ahead, behind = loaded(folder, 0.6), loaded(folder, 0.6, read_ahead=False)
+    for adapter in (ahead, behind):
+        before = store_of(adapter).stats
+        for token in range(0, 90, 5):
+            prompt_logits(adapter, [token])
+        store_of(adapter)._counts = store_of(adapter)._counts.since(before)
+    assert store_of(behind).stats.predicted == 0
+    # Of three layers, nobody guesses what the first one needs.
+    assert store_of(ahead).stats.predicted > store_of(ahead).stats.misses
+    assert store_of(ahead).stats.misses < store_of(behind).stats.misses
+
+
+def test_more_experts_than_slots_are_computed_in_rounds(tmp_path: Path) -> None:
+    adapter = loaded(saved("qwen3_moe", tmp_path), 0.3)
+    before = store_of(adapter).stats
+    prompt_logits(adapter, PROMPT)
+    found = store_of(adapter).stats.since(before)
+    assert found.rounds > 0
+    # Each expert is read once a chunk at most.
+    assert found.misses + found.predicted + found.wasted <= 2 * 8 * len(store_of(adapter).layers)
+
+
+def test_a_mixture_that_fits_is_an_ordinary_model(tmp_path: Path) -> None:
+    assert loaded(saved("qwen3_moe", tmp_path), 1.5).experts is None
+
+
+def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no mixture of experts"):
+        loaded(saved("llama", tmp_path), 0.5)
+
+
+def test_fewer_slots_than_a_token_has_experts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hold 1 experts of a layer, and a token has 2"):
+        loaded(saved("qwen3_moe", tmp_path), 0.15)
+
+
+def stored_otherwise(folder: Path, change: Callable[[str, dict[str, mx.array]], None]) -> None:
+    """Store the experts of every layer in another form."""
+    file = folder / "model.safetensors"
+    tensors = dict(mx.load(str(file)).items())
+    mx.eval(tensors)
+    for block in sorted({name.partition(".switch_mlp.")[0] for name in tensors if ".switch_mlp." in name}):
+        change(block, tensors)
+    mx.save_safetensors(str(file), tensors)
+
+
+def one_by_one(block: str, tensors: dict[str, mx.array]) -> None:
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        for expert, weight in enumerate(tensors.pop(f"{block}.switch_mlp.{projection}.weight")):
+            tensors[f"{block}.experts.{expert}.{projection}.weight"] = weight
+
+
+def gates_with_ups(block: str, tensors: dict[str, mx.array]) -> None:
+    gate, up, down = (tensors.pop(f"{block}.switch_mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
+    tensors[f"{block}.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
+    tensors[f"{block}.experts.down_proj"] = down
+
+
+@pytest.mark.parametrize(
+    ("family", "form"), [("qwen3_moe", one_by_one), ("qwen3_5_moe", gates_with_ups)], ids=["one by one", "joint"]
+)
+def test_experts_that_the_family_stacks_or_splits_are_read_from_where_they_lie(
+    family: str, form: Callable[[str, dict[str, mx.array]], None], tmp_path: Path
+) -> None:
+    folder = saved(family, tmp_path)
+    stored_otherwise(folder, form)
+    adapter, whole = loaded(folder, 0.4), loaded(folder, 2.0, always=True)
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    assert store_of(adapter).stats.misses
+
+
+def test_experts_in_another_form_are_refused_by_name(tmp_path: Path) -> None:
+    def eight_bits(block: str, tensors: dict[str, mx.array]) -> None:
+        one_by_one(block, tensors)
+        for name in [name for name in tensors if name.startswith(f"{block}.experts.")]:
+            tensors[name], tensors[f"{name}_scale_inv"] = mx.to_fp8(tensors[name]), mx.ones((1, 1))
+
+    folder = saved("qwen3_moe", tmp_path)
+    stored_otherwise(folder, eight_bits)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ModelError, match=r"stored in another form.*ingot convert"):
+        loaded(folder, 0.5)
+
+
+class Drive:
+    """Reads as the operating system does, until it is told to fail."""
+
+    def __init__(self) -> None:
+        self.fault: Callable[[], int | None] = lambda: None
+        self.reads = 0
+
+    def __call__(self, descriptor: int, into: memoryview, offset: int) -> int:
+        self.reads += 1
+        count = self.fault()
+        return read_bytes(descriptor, into, offset) if count is None else count
+
+
+def no_drive() -> int:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(("fault", "said"), [(no_drive, "Input/output error"), (lambda: 0, "cut short")])
+def test_a_read_that_fails_is_an_error_in_words_and_answers_stay_right(
+    fault: Callable[[], int], said: str, tmp_path: Path
+) -> None:
+    folder, drive = saved("qwen3_moe", tmp_path), Drive()
+    adapter, whole = loaded(folder, 0.4, read=drive), loaded(folder, 2.0, always=True)
+    drive.fault = fault
+    with pytest.raises(WeightsUnreadable, match=said):
+        for token in range(90):
+            prompt_logits(adapter, [token])
+    drive.fault = lambda: None
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    store_of(adapter).check()
+
+
+def test_a_file_that_was_changed_is_not_read_from(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path)
+    adapter = loaded(folder, 0.4)
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    with pytest.raises(WeightsUnreadable, match=r"model\.safetensors was changed"):
+        for token in range(90):
+            prompt_logits(adapter, [token])
+
+
+def test_a_drive_that_does_not_answer_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, drive, answers = saved("qwen3_moe", tmp_path), Drive(), threading.Event()
+    adapter, whole = loaded(folder, 0.4, read=drive), loaded(folder, 2.0, always=True)
+    others = []
+    store_of(adapter).meanwhile = lambda: others.append("went on")
+    drive.fault = lambda: answers.wait(60) and None
+    monkeypatch.setattr("ingot.models.experts.streaming.LONGEST_WAIT_S", 0.0)
+    with pytest.raises(WeightsUnreadable, match="has not answered"):
+        for token in range(90):
+            prompt_logits(adapter, [token])
+    monkeypatch.setattr("ingot.models.experts.streaming.LONGEST_WAIT_S", 60.0)
+    threading.Timer(0.2, answers.set).start()
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    assert others
