@@ -223,7 +223,7 @@ def fill(folder: Path, key: Mapping[str, str], secret: bytes, rng: random.Random
 def looked_up(engine: Engine, tokens: Sequence[int]) -> float:
     """CPU seconds of the engine's thread until it knows what is on disk of a prompt."""
     wanted = replace(request("look", tokens, cache=True), salt=SALT)
-    prefix_cache = engine._generation.prefix_cache
+    prefix_cache = engine._workload.prefix_cache
 
     def look() -> float:
         began = time.thread_time()

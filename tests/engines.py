@@ -198,12 +198,12 @@ def start(
 
 def runner_of(engine: Engine) -> Runner:
     """What the engine thread computes with, to look at while nothing runs."""
-    return engine._generation._core.runner
+    return engine._workload._core.runner
 
 
 def post(engine: Engine, letter: Callable[[], None]) -> None:
     """Have the engine thread read a letter on behalf of generation."""
-    engine._loop.post(engine._generation, letter)
+    engine._loop.post(engine._workload, letter)
 
 
 def answer(engine: Engine, request: Request) -> list[Event]:

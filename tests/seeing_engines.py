@@ -81,6 +81,6 @@ def asked(name: str, tokens: list[int], items: list[MediaItem], count: int = 6, 
 
 
 def looks_of(engine: Engine) -> VisionEncoderRunner:
-    looks = engine._generation._vision
+    looks = engine._workload._vision
     assert looks is not None
     return looks

@@ -19,11 +19,10 @@ from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
 from ingot.engine.request import CallArguments, CallBegan, Failed, Request, TextDelta
 from ingot.engine.streams import EventStream
-from ingot.http.app import build_app
 from ingot.kernels.device import current_device
 from tests import engines, scripted, tiny
 from tests.http.asgi import call
-from tests.http.scripted import settings
+from tests.http.scripted import build_app, settings
 
 KINDS = {"append": "llama", "window": "window", "hybrid": "hybrid"}
 ALPHABET = scripted.tokenizer().encode("abcdefghijklmnopqrstuvwxyz", add_special=False)

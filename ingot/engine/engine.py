@@ -213,10 +213,6 @@ class Engine(ModelEngine):
         return GenerationWorkload(self._loaded, self._limits, post)
 
     @property
-    def _generation(self) -> GenerationWorkload:
-        return self._workload
-
-    @property
     def card(self) -> ModelCard:
         return self._loaded.card
 

@@ -9,7 +9,7 @@ imports it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from ingot.config import ModelEntry, Settings, with_name
+from ingot.config import ModelEntry, Settings
 from ingot.engine.status import Health
 from ingot.errors import MethodNotAllowed, NotFound, Unsupported, nearest_name
 from ingot.http.dispatch import DispatchByBody, DispatchByQuery
@@ -38,24 +38,13 @@ from ingot.protocol.terms import DEFAULT_NAME, Terms
 from ingot.version import __version__
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine, ModelEngine
+    from ingot.engine.engine import ModelEngine
     from ingot.engine.fleet import Fleet
     from ingot.http.service import ModelService
 
 
 ANY_VOCAB: Final = 1 << 24
 """What the document says of token ids: which there are depends on the model."""
-
-
-def build_app(engine: Engine, settings: Settings, alongside: Sequence[ModelEngine] = ()) -> Starlette:
-    """The HTTP application of one engine, and of those alongside, whose models stay. Raises ConfigError."""
-    from ingot.engine.fleet import Fleet
-
-    models: list[tuple[ModelEntry, ModelEngine]] = [(with_name(ModelEntry("", settings), engine.card.name), engine)]
-    for other in alongside:
-        entry = ModelEntry("", replace(settings, served_model_name=()), other.card.kind, alongside=True)
-        models.append((with_name(entry, other.card.name, [each for each, _ in models]), other))
-    return build_fleet_app(Fleet.of_resident(models), engine.health, settings)
 
 
 def build_fleet_app(fleet: Fleet, health: Callable[[], Health], settings: Settings) -> Starlette:

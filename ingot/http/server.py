@@ -28,7 +28,6 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, IngotError, Unavailable
-from ingot.http.app import build_app
 from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
 from ingot.http.guard import parse_address, shutting_down_error
 from ingot.http.http11 import BoundedHttp, server_config
@@ -39,7 +38,6 @@ from ingot.process import ControllingTerminal, find_malloc_trim, signals_not_ign
 from ingot.protocol.ingot_api.health import HealthBody
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine, ModelEngine
     from ingot.http.model_registry import ModelRegistry
 
 FORCED_EXIT_S: Final = 0.3  # the same, after a second signal
@@ -97,20 +95,6 @@ def open_listener(settings: Settings) -> Listener:
     return Listener(tuple(sockets), settings.host, port)
 
 
-def make_server(
-    engine: Engine,
-    settings: Settings,
-    on_ready: Callable[[str], None],
-    listener: Listener,
-    settings_again: Callable[[], Settings] | None = None,
-    alongside: Sequence[ModelEngine] = (),
-) -> HttpServer:
-    """A server of one engine and of those alongside, which the caller closes. `run` serves until SIGINT (unless it is
-    ignored) or SIGTERM, lets requests finish for a few seconds, and returns. `on_ready` gets the URL once connections
-    are accepted; `settings_again` reads the settings again, for SIGHUP."""
-    return make_app_server(build_app(engine, settings, alongside), settings, on_ready, listener, settings_again)
-
-
 def make_app_server(
     app: Starlette,
     settings: Settings,
@@ -118,6 +102,9 @@ def make_app_server(
     listener: Listener,
     settings_again: Callable[[], Settings] | None = None,
 ) -> HttpServer:
+    """A server of an application. `run` serves until SIGINT (unless it is ignored) or SIGTERM, lets requests finish for
+    a few seconds, and returns. `on_ready` gets the URL once connections are accepted; `settings_again` reads the
+    settings again, for SIGHUP."""
     config = server_config(app, settings, keep_alive_s=KEEP_ALIVE_CONNECTION_S, shutdown_s=int(GRACEFUL_SHUTDOWN_S))
     return HttpServer(config, listener, app.state.service, on_ready, settings_again)
 

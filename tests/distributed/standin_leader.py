@@ -14,8 +14,8 @@ from ingot.distributed.place import RankConfig
 from ingot.distributed.wire import LinkLost, broadcast_frame
 from ingot.engine.request import Ended, Request, SequenceEnded, TextDelta, Timing, Usage
 from ingot.engine.status import Health
-from ingot.http.server import make_server
 from tests.distributed.steps import END, STEP, STEP_S, STEPS
+from tests.http.running import make_server
 from tests.http.scripted import ScriptedEngine, ScriptedStream, settings
 
 

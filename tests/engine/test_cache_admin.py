@@ -153,7 +153,7 @@ def test_each_call_of_an_export_takes_one_record_however_many_there_are(tmp_path
     engine = start("hybrid", tmp_path / "model")
     for number, prompt in enumerate(prompts()):
         ask(engine, f"mine{number}", prompt, salt=f"s{number}")
-    prefix_cache = engine._generation.prefix_cache
+    prefix_cache = engine._workload.prefix_cache
     loose, counts = prefix_cache.encoding.loose, [0]
 
     def counted(record: Record) -> UnpagedRecord:
@@ -191,7 +191,7 @@ def test_what_changes_while_it_is_exported_leaves_a_file_that_fits(kind: str, tm
     here, there = start(kind, tmp_path / "a"), start(kind, tmp_path / "b")
     for number, prompt in enumerate(prompts()):
         ask(here, f"mine{number}", prompt)
-    prefix_cache, calls = here._generation.prefix_cache, [0]
+    prefix_cache, calls = here._workload.prefix_cache, [0]
 
     def disturb(number: int) -> None:
         if number in (2, 3):

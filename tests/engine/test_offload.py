@@ -190,7 +190,7 @@ def test_what_is_computed_is_saved_once_nothing_runs(tmp_path: Path, gates: Gate
     for number in range(4):
         run(engine, ask(f"a{number}", prompt(number)))
     unsaved = lambda prefix_cache: sum(not node.is_saved for node in prefix_cache.index.nodes())  # noqa: E731
-    until(lambda: engine._loop.run(lambda: unsaved(engine._generation.prefix_cache)) == 0)
+    until(lambda: engine._loop.run(lambda: unsaved(engine._workload.prefix_cache)) == 0)
     assert engine._loaded.disk.writer.drain(SOON_S)  # type: ignore[union-attr]
     spills = totals(engine).spills
     assert spills >= 4
@@ -421,7 +421,7 @@ def test_a_disk_that_is_smaller_than_memory_is_not_written_to_forever(tmp_path: 
     engine = engines.start("llama", cache_bytes=1 << 24, disk=tmp_path, disk_limits=limits, files=gates)
     for number in range(12):
         run(engine, ask(f"a{number}", prompt(number)))
-    nodes = engine._loop.run(lambda: len(list(engine._generation.prefix_cache.index.nodes())))
+    nodes = engine._loop.run(lambda: len(list(engine._workload.prefix_cache.index.nodes())))
     disk = engine._loaded.disk
     assert disk is not None
 
@@ -444,7 +444,7 @@ def test_an_engine_that_had_to_begin_anew_finds_what_it_had_saved(tmp_path: Path
     assert disk is not None
     until(lambda: disk.counts.spills >= 2)
     assert disk.writer.drain(SOON_S)
-    engine._loop.run(lambda: engine._generation.reset_after_fault(IngotError("a fault")))
+    engine._loop.run(lambda: engine._workload.reset_after_fault(IngotError("a fault")))
     assert run(engine, ask("b", [*prompt(1), 7])).tier == "disk"
     engine.check()
     engine.close()

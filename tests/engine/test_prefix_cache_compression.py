@@ -118,7 +118,7 @@ def let_go_of_pages(engine: Engine) -> None:
             if node.record is not None and not node.root_owner.exact:
                 cache.index.hold(node, cache.encoding.shrunk(node.record))
 
-    engine._loop.run(lambda: encode(engine._generation.prefix_cache))
+    engine._loop.run(lambda: encode(engine._workload.prefix_cache))
     engine.check()
 
 
@@ -172,7 +172,7 @@ def test_what_was_encoded_comes_back_once_for_all() -> None:
     let_go_of_pages(engine)
 
     def bare() -> int:
-        path = engine._generation.prefix_cache.index.along(CacheOwner(), prompt(0))
+        path = engine._workload.prefix_cache.index.along(CacheOwner(), prompt(0))
         return sum(not node.record.has_pages for node in path if node.record is not None)
 
     assert engine._loop.run(bare) > 0
@@ -232,7 +232,7 @@ def test_what_takes_too_long_to_encode_has_to_go(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(prefix_cache, "COMPRESSION_SLICE_S", -1.0)
     engine = start("llama", "turbo4")
     fill(engine, 8)
-    cache = engine._generation.prefix_cache
+    cache = engine._workload.prefix_cache
     assert engine._loop.run(lambda: all(node.record.encoded is None for node in cache.index.nodes()))
     assert kept(engine)[1] <= TIGHT
     engine.close()

@@ -42,10 +42,10 @@ def test_answers_are_the_same_alone_beside_others_and_from_what_is_kept(seeing: 
     processor = read_processor(folder)
     prompts = [prompt_with(processor, seed, ["image"] * (seed % 3), text=30) for seed in range(6)]
     alone = [text_of(answer(engine, asked(f"alone-{at}", *prompt))) for at, prompt in enumerate(prompts)]
-    looks = engine._generation._vision.runs
+    looks = engine._workload._vision.runs
     again = [answer(engine, asked(f"again-{at}", *prompt)) for at, prompt in enumerate(prompts)]
     assert [text_of(events) for events in again] == alone
-    assert engine._generation._vision.runs == looks, "what was seen once is not looked at again"
+    assert engine._workload._vision.runs == looks, "what was seen once is not looked at again"
     streams = [engine.generate(asked(f"beside-{at}", *prompt)) for at, prompt in enumerate(prompts)]
     beside = [text_of([event for batch in stream for event in batch]) for stream in streams]
     assert beside == alone

@@ -100,7 +100,7 @@ def test_an_adapter_that_is_unloaded_stays_for_those_that_run_with_it(
     assert tokens_of([*first, *(event for batch in stream for event in batch)]) == wanted
     engine.check()
     model = engine._loaded.adapter
-    engine._loop.run(engine._generation._drop_unused)
+    engine._loop.run(engine._workload._drop_unused)
     assert lora.digest not in model.loras and engine.loras["one"].digest in model.loras
     again = engine.load_lora("again", tmp_path / "two")
     assert again.digest == lora.digest

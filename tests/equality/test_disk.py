@@ -55,7 +55,7 @@ def states(engine: Engine) -> dict[tuple[int, ...], list[bytes]]:
         nodes = [node for node in prefix_cache.index.nodes() if node.record is not None]
         return {node.path_tokens: serialise_record(unpage_record(prefix_cache.rows, node.record)) for node in nodes}
 
-    return engine._loop.run(lambda: read(engine._generation.prefix_cache))
+    return engine._loop.run(lambda: read(engine._workload.prefix_cache))
 
 
 @pytest.mark.parametrize("kind", KINDS)

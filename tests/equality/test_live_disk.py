@@ -64,7 +64,7 @@ def states(engine: Engine) -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
     """What is in memory, by its tokens, to the last bit, and how many of its pages are in fewer."""
 
     def read() -> dict[tuple[int, ...], tuple[int, list[bytes]]]:
-        prefix_cache = engine._generation.prefix_cache
+        prefix_cache = engine._workload.prefix_cache
         held = {node.path_tokens: node.record for node in prefix_cache.index.nodes() if node.record is not None}
         loose = {path: unpage_record_as_stored(prefix_cache.rows, record) for path, record in held.items()}
         coded = {path: [each.coded for each in record.deltas if each is not None] for path, record in loose.items()}
@@ -120,7 +120,7 @@ def test_a_file_holds_no_more_than_memory_did(tmp_path: Path) -> None:
 
 def sizes(engine: Engine) -> tuple[int, int]:
     """Bytes of what is kept, as it lies and unpacked."""
-    prefix_cache = engine._generation.prefix_cache
+    prefix_cache = engine._workload.prefix_cache
     records = [node.record for node in prefix_cache.index.nodes() if node.record is not None]
     return tuple(  # type: ignore[return-value]
         sum(len(raw) for record in records for raw in serialise_record(loose(prefix_cache.rows, record)))

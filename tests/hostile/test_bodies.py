@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingot.http.app import build_app
 from ingot.protocol.openai.chat import ChatBody
 from ingot.protocol.openai.completions import CompletionBody
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -159,7 +159,7 @@ def test_nothing_is_left_of_all_of_them(served: tuple[Engine, httpx.Client]) -> 
     for name in names:
         asked(client, PARTS[name])
     assert threading.active_count() <= threads and engine.status() == []
-    looks = engine._generation._vision
+    looks = engine._workload._vision
     assert looks is not None and not looks._encodings
     looks.check()
 

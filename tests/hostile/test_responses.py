@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from ingot.http.app import build_app
 from ingot.protocol.responses.request import ResponsesBody
 from tests.hostile.test_bodies import WRONG, refused
 from tests.http.asgi import call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -5,27 +5,33 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from ingot.config import Settings
-from ingot.http.server import make_server, open_listener
+from ingot.http.server import HttpServer, Listener, make_app_server, open_listener
+from tests.http.scripted import build_app
 from tests.waiting import WAIT_S
+
+
+def make_server(
+    engine: Any,
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    listener: Listener,
+    settings_again: Callable[[], Settings] | None = None,
+) -> HttpServer:
+    """A server of one engine and of those alongside, which the caller closes."""
+    return make_app_server(build_app(engine, settings), settings, on_ready, listener, settings_again)
 
 
 @contextmanager
 def running(engine: Any, settings: Settings) -> Iterator[str]:
     """Yields the URL of a server that serves `engine` in a thread of its own."""
     ready = threading.Event()
-    server = make_server(
-        engine,
-        settings,
-        lambda url: ready.set(),
-        open_listener(settings),
-        alongside=getattr(engine, "alongside", ()),
-    )
+    server = make_server(engine, settings, lambda url: ready.set(), open_listener(settings))
     thread = threading.Thread(target=server.run, name="test-server")
     thread.start()
     try:

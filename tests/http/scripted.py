@@ -14,7 +14,8 @@ import anyio
 import pytest
 from starlette.applications import Starlette
 
-from ingot.config import Settings
+from ingot.config import ModelEntry, Settings, with_name
+from ingot.engine.fleet import Fleet
 from ingot.engine.request import (
     CacheReport,
     Ended,
@@ -34,7 +35,7 @@ from ingot.engine.request import (
 )
 from ingot.engine.status import CacheBranch, CacheStatus, CacheTotals, Health, SaltStatus
 from ingot.errors import BadRequest, Cancelled, ContextOverflow, IngotError
-from ingot.http import app
+from ingot.http.app import build_fleet_app
 from ingot.http.request_lifetime import RequestLifetime
 from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.chat_template.chat_template import ChatTemplate
@@ -315,8 +316,12 @@ class ScriptedTaskEngine:
 
 
 def build_app(engine: Any, settings: Settings) -> Starlette:
-    """The application of an engine, and of those that it has alongside."""
-    return app.build_app(engine, settings, getattr(engine, "alongside", ()))
+    """The application of an engine, and of those that it has alongside, whose models stay."""
+    models = [(with_name(ModelEntry("", settings), engine.card.name), engine)]
+    for other in getattr(engine, "alongside", ()):
+        entry = ModelEntry("", replace(settings, served_model_name=()), other.card.kind, alongside=True)
+        models.append((with_name(entry, other.card.name, [each for each, _ in models]), other))
+    return build_fleet_app(Fleet.of_resident(models), engine.health, settings)
 
 
 def settings(**changes: Any) -> Settings:

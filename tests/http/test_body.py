@@ -17,7 +17,6 @@ from starlette.types import Message
 
 from ingot.errors import BadRequest, ConfigError, RequestTooSlow
 from ingot.http import body as bodies
-from ingot.http.app import build_app
 from ingot.http.body import (
     FORM_FIELD_BYTES,
     MOST_FORM_PARTS,
@@ -28,7 +27,7 @@ from ingot.http.body import (
     structural_brackets,
 )
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 texts = st.text(st.sampled_from('[]{}"\\a,:'), max_size=6)
 values = st.recursive(

@@ -228,7 +228,8 @@ def test_every_connection_is_probed_while_it_is_silent() -> None:
 FLOODED = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-from ingot.http.server import open_listener, make_server
+from ingot.http.server import open_listener
+from tests.http.running import make_server
 from tests.http.scripted import ScriptedEngine, settings
 def ready(url):
     if "eat" in sys.argv:

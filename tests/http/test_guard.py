@@ -10,12 +10,11 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.http import guard
-from ingot.http.app import build_app
 from ingot.http.server import open_listener
 from ingot.http.tenants import Tenants
 from ingot.shares import SharesPerSecond
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -12,10 +12,9 @@ import pytest
 
 from ingot.config import ApiKey, read_keys
 from ingot.errors import ConfigError, RateLimited
-from ingot.http.app import build_app
 from ingot.http.tenants import RATE_HEADERS, RateLimits
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from ingot.errors import Cancelled, IngotError, Overloaded
-from ingot.http.app import build_app
 from ingot.http.shared_state import LONG_BODY_BYTES, SharedState, ThreadLane
 from ingot.media.fetch import Unfetched
 from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call
-from tests.http.scripted import ByteTokenizer, ScriptedEngine, settings
+from tests.http.scripted import ByteTokenizer, ScriptedEngine, build_app, settings
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio

@@ -16,11 +16,10 @@ import pytest
 
 from ingot.config import Settings
 from ingot.errors import ConfigError, DeviceLost
-from ingot.http.app import build_app
-from ingot.http.server import HttpServer, make_server, open_listener, reload_settings
+from ingot.http.server import HttpServer, open_listener, reload_settings
 from tests.http.asgi import call
-from tests.http.running import connect, everything, post
-from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.http.running import connect, everything, make_server, post
+from tests.http.scripted import ScriptedEngine, build_app, hello, settings
 from tests.waiting import WAIT_S
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from ingot.http.app import build_app
 from ingot.http.body import RequestBodies
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 from tests.media.pictures import data_url, file_of
 from tests.media.seeing import TIMED
 from tests.templates.real import named

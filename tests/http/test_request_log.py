@@ -14,14 +14,13 @@ from ingot.engine import core
 from ingot.engine.telemetry import RequestLog
 from ingot.errors import DeadlineExceeded, Stopping
 from ingot.http import request_lifetime
-from ingot.http.app import build_app
 from ingot.http.edge import ClientGone, Reply
 from ingot.http.endpoints.responses import receive_never
 from ingot.http.guard import shutting_down_error
 from ingot.http.request_lifetime import RequestLifetime
 from tests import scripted
 from tests.http.asgi import Call, call
-from tests.http.scripted import settings
+from tests.http.scripted import build_app, settings
 from tests.http.test_retries import held
 from tests.waiting import WAIT_S
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from ingot.engine.engine import Engine
-from ingot.http.app import build_app
 from ingot.kernels.device import Device
 from tests import engines, scripted
 from tests.http.asgi import Call, call
-from tests.http.scripted import settings
+from tests.http.scripted import build_app, settings
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from ingot.http.app import build_app
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -24,8 +24,8 @@ from ingot.engine.request import TextDelta
 from ingot.errors import ConfigError
 from ingot.http import http11
 from ingot.http import server as servers
-from ingot.http.server import UnavailableServer, make_server, open_listener
-from tests.http.running import connect, everything, post, running
+from ingot.http.server import UnavailableServer, open_listener
+from tests.http.running import connect, everything, make_server, post, running
 from tests.http.scripted import ScriptedEngine, expire_once_open, settings
 from tests.processes import ROOT, start
 from tests.waiting import WAIT_S
@@ -186,7 +186,8 @@ def test_stopping_waits_for_what_runs_and_then_ends_it_in_words() -> None:
 
 SERVE = """
 import os, signal, sys
-from ingot.http.server import open_listener, make_server
+from ingot.http.server import open_listener
+from tests.http.running import make_server
 from tests.http.scripted import ScriptedEngine, settings
 if "terminal" in sys.argv:  # the first that whoever leads a session opens is its own
     os.close(os.open(os.ttyname(0), os.O_RDWR))
@@ -260,7 +261,8 @@ def test_a_server_under_nohup_outlives_its_terminal_and_still_reads_its_settings
 
 STOPPED_TWICE = """
 from ingot.cli.serve import exit_at_once
-from ingot.http.server import open_listener, make_server
+from ingot.http.server import open_listener
+from tests.http.running import make_server
 from tests.http.scripted import ScriptedEngine, settings
 wanted = settings(drain_s=600.0)
 server = make_server(ScriptedEngine(None), wanted, lambda url: print(url, flush=True), open_listener(wanted))

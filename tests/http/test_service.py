@@ -13,9 +13,9 @@ import pytest
 
 from ingot.engine.engine import Engine
 from ingot.errors import ConfigError
-from ingot.http.server import make_server, open_listener
+from ingot.http.server import open_listener
 from tests import talking
-from tests.http.running import running
+from tests.http.running import make_server, running
 from tests.http.scripted import settings
 from tests.talking import TOOLS, system, user
 

@@ -11,9 +11,8 @@ import pytest
 
 from ingot.engine.request import Ended, Event, Failed, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Unavailable
-from ingot.http.app import build_app
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, failing, settings
+from tests.http.scripted import ScriptedEngine, build_app, failing, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from ingot.http.app import build_app
 from ingot.observe import logs
 from ingot.observe.logs import JsonLines, RareWarning, current_request_id, log_facts
 from tests import scripted
 from tests.http.asgi import call
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ingot.http.app import REFUSED_PATHS, build_app, route_path
+from ingot.http.app import REFUSED_PATHS, route_path
 from ingot.protocol.openapi import openapi_document
 from ingot.protocol.operations import FILE, OPERATIONS, load
 from ingot.protocol.terms import Terms
-from tests.http.scripted import ScriptedEngine, settings
+from tests.http.scripted import ScriptedEngine, build_app, settings
 
 TERMS = Terms(models=("org/toy", "default"), vocab=300, timeout_s=60.0)
 

@@ -160,7 +160,7 @@ def test_another_picture_that_is_kept_shares_nothing_behind_it_and_one_that_is_l
 
 
 def window_of(engine: Engine) -> int:
-    return max((group.window or 0 for group in engine._generation._core.runner.rows.groups), default=0)
+    return max((group.window or 0 for group in engine._workload._core.runner.rows.groups), default=0)
 
 
 @pytest.mark.sampled(3)

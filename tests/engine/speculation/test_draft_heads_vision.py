@@ -47,7 +47,7 @@ def test_a_head_is_given_features_where_its_model_is_and_at_the_same_positions(t
     tokens, items = prompt_with(read_processor(folder), 3, ["image", "video"])
     engine = start_seeing(folder, headed=True, widest=16)
     try:
-        heads = engine._generation._core.runner.heads
+        heads = engine._workload._core.runner.heads
         assert heads is not None
         watched = Watched(heads.head)
         heads.head = watched

@@ -61,7 +61,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
         running.append(engine)
         rounds: list[DecodingRound] = []
         monkeypatch.setattr(
-            engine._generation._core.speculation._controller, "observe", lambda round, passed: rounds.append(round)
+            engine._workload._core.speculation._controller, "observe", lambda round, passed: rounds.append(round)
         )
         return engine, rounds
 

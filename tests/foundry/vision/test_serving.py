@@ -19,12 +19,11 @@ from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
 from ingot.engine.scheduler import Scheduler
 from ingot.engine.sequence import TokenSequence
-from ingot.http.app import build_app
 from ingot.text.tool_formats.registry import FORMATS, FoundFormat
 from tests.foundry.vision.asking import Asked, asked, body_of
 from tests.http import asgi
 from tests.http.asgi import call
-from tests.http.scripted import settings
+from tests.http.scripted import build_app, settings
 from tests.seeing_engines import looks_of
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,8 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Overloaded
-from ingot.http.app import build_app
 from tests.http.asgi import Call, call
-from tests.http.scripted import CONTEXT, ScriptedEngine, failing, settings
+from tests.http.scripted import CONTEXT, ScriptedEngine, build_app, failing, settings
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,9 @@ import pytest
 
 from ingot.engine.request import Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
-from ingot.http.app import build_app
 from ingot.http.streaming import SSE_KEEP_ALIVE
 from tests.http.asgi import Call, call, events
-from tests.http.scripted import ScriptedEngine, expire_once_open, failing, settings
+from tests.http.scripted import ScriptedEngine, build_app, expire_once_open, failing, settings
 from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.anyio

@@ -15,9 +15,8 @@ from starlette.applications import Starlette
 
 from ingot.engine.request import CallArguments, CallEnded, TextDelta
 from ingot.errors import ContextOverflow, DeadlineExceeded, Overloaded, Unavailable
-from ingot.http.app import build_app
 from tests.http.asgi import Call, call
-from tests.http.scripted import ScriptedEngine, failing, hello, settings
+from tests.http.scripted import ScriptedEngine, build_app, failing, hello, settings
 from tests.http.test_response_store import response
 from tests.waiting import WAIT_S
 

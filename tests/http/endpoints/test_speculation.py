@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ingot.engine.request import Ended, Event, Request, SpeculationReport
-from ingot.http.app import build_app
 from tests.http.asgi import call
-from tests.http.scripted import ScriptedEngine, hello, settings
+from tests.http.scripted import ScriptedEngine, build_app, hello, settings
 
 pytestmark = pytest.mark.anyio
 

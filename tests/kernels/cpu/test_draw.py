@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -24,22 +27,23 @@ def kept(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p
     return weights / weights.sum()
 
 
-@given(
-    vocab=st.integers(1, 700),
-    spread=st.sampled_from([0.01, 1.0, 8.0]),
-    temperature=st.sampled_from([0.5, 1.0, 2.0]),
-    top_k=st.sampled_from([0, 1, 3, 40, 10_000]),
-    top_p=st.sampled_from([1.0, 0.95, 0.5, 0.01]),
-    min_p=st.sampled_from([0.0, 0.1, 1.0]),
-    seed=st.integers(0, 1000),
+FILTERS = st.tuples(
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.sampled_from([0, 1, 3, 40, 10_000]),
+    st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    st.sampled_from([0.0, 0.1, 1.0]),
 )
-def test_a_token_lies_where_the_running_sum_of_what_is_kept_passes_the_draw(
-    vocab: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
-) -> None:
-    dice = np.random.default_rng(seed)
-    logits = (spread * dice.standard_normal((6, vocab))).astype(np.float32)
-    places = dice.random(6)
-    drawn = native.sample_tokens(mx.array(logits), [(temperature, top_k, top_p, min_p, float(at)) for at in places])
+"""Temperature, top-k, top-p and min-p."""
+SPREADS = st.sampled_from([0.01, 1.0, 8.0])
+Sample = Callable[[mx.array, list[tuple[float, int, float, float, float]]], mx.array]
+
+
+def check_draws(sample: Sample, size: tuple[int, int], spread: float, filters: Any, seed: int) -> None:
+    """Each row's token lies where the running sum of what is kept passes the row's draw."""
+    dice, (temperature, top_k, top_p, min_p) = np.random.default_rng(seed), filters
+    logits = (spread * dice.standard_normal(size)).astype(np.float32)
+    places = dice.random(size[0])
+    drawn = sample(mx.array(logits), [(*filters, float(at)) for at in places])
     assert drawn.dtype == mx.uint32
     for row, at, token in zip(logits, places, np.array(drawn), strict=True):
         # A filter's edge may fall on either side of a weight that rounding moves.
@@ -50,6 +54,13 @@ def test_a_token_lies_where_the_running_sum_of_what_is_kept_passes_the_draw(
                 break
         else:
             raise AssertionError((token, at))
+
+
+@given(vocab=st.integers(1, 700), spread=SPREADS, filters=FILTERS, seed=st.integers(0, 1000))
+def test_a_token_lies_where_the_running_sum_of_what_is_kept_passes_the_draw(
+    vocab: int, spread: float, filters: Any, seed: int
+) -> None:
+    check_draws(native.sample_tokens, (6, vocab), spread, filters, seed)
 
 
 def test_without_a_temperature_the_first_of_the_likeliest_is_taken() -> None:
