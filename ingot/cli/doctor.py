@@ -32,6 +32,7 @@ from ingot.extras import (
     unmet_requirements,
 )
 from ingot.kernels import device
+from ingot.models.files.drive_speed import read_speed
 from ingot.quantities import counted, format_bytes
 
 ABOUT_DOCTOR = (
@@ -97,6 +98,7 @@ def examine_machine(settings: Settings, network: bool, model: Path | None = None
         yield examine_compiler("C++ compiler", ("g++",), "CPUs need it for mx.compile, CUDA for launching graphs")
     yield examine_memory()
     yield examine_disk(settings.models_dir)
+    yield from examine_drive_speed(settings.models_dir.expanduser(), model)
     yield from examine_disk_cache(settings)
     yield examine_open_files()
     yield from examine_extras()
@@ -299,6 +301,19 @@ def examine_disk(
     if free < least:
         return Finding(name, "note", detail, f"free some space, or choose another folder: {flag}")
     return Finding(name, "ok", detail)
+
+
+def examine_drive_speed(models: Path, model: Path | None) -> Iterator[Finding]:
+    """That of the drive which a mixture's experts would be read from, where there is a file to read."""
+    files = [file for file in (model or models).rglob("*.safetensors") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size, default=None)
+    if largest is None:
+        return
+    in_order, anywhere = read_speed(largest, in_order=True), read_speed(largest)
+    if in_order is None or anywhere is None:
+        return
+    speeds = f"{format_bytes(int(in_order))}/s in order, {format_bytes(int(anywhere))}/s in reads of 1 MiB anywhere"
+    yield Finding("drive of models", "ok", f"{speeds} ({largest.name})")
 
 
 def examine_disk_cache(settings: Settings) -> Iterator[Finding]:

@@ -242,6 +242,8 @@ class GenerationWorkload:
         now = time.monotonic()
         self._request_log.log_progress(now, lambda: self.status(now))
         self._step(shared)
+        if self._loaded.adapter.experts is not None:
+            self._metrics.metrics.experts = self._loaded.adapter.experts.stats
         self._run_vision_encoder(now)
         self._score_prompts(now)
         self._flush()  # what failed beside the step: the loop may wait for messages next
@@ -352,6 +354,7 @@ class GenerationWorkload:
         if lora is not None and (loras is None or not loras.holds(job.request)):
             self._end_early(job.request.id, lora_gone_error(lora))  # unloaded while the request came in
             return
+        job.experts_before = None if self._loaded.adapter.experts is None else self._loaded.adapter.experts.stats
         with self._blamed_on(job.request.id):
             for sequence in job.sequences:
                 sampling.begin_grammar(sequence)
@@ -378,7 +381,8 @@ class GenerationWorkload:
             self._measure_if_idle()
             self._admission.took(now - job.request.arrived)
             self._request_log.ended(job.status(now), job.outcome())
-            self._outbox.put(job, [job.ended(now)])
+            experts = self._loaded.adapter.experts
+            self._outbox.put(job, [job.ended(now, None if experts is None else experts.stats)])
 
     def _end_early(self, request_id: str, error: IngotError) -> None:
         job = self._admission.close(request_id)

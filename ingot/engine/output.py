@@ -43,6 +43,7 @@ from ingot.engine.request import (
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.streams import EventSink
 from ingot.observe.logs import log_facts
+from ingot.observe.metrics import ExpertStats
 from ingot.text.parser.events import (
     ContentDelta,
     ParsedEvent,
@@ -297,6 +298,8 @@ class ActiveRequest:
     ) -> None:
         self.request, self.reader, self.sequences = request, reader, sequences
         self.writers = {sequence: SequenceOutput(sequence, tokenizer) for sequence in sequences}
+        self.experts_before: ExpertStats | None = None
+        """What had happened when it began, where experts are read when they are needed."""
 
     @property
     def phase(self) -> Phase:
@@ -317,7 +320,7 @@ class ActiveRequest:
             thinking_tokens=sum(writer.thinking_tokens for writer in self.writers.values()),
         )
 
-    def ended(self, now: float) -> Ended:
+    def ended(self, now: float, experts: ExpertStats | None = None) -> Ended:
         speculation = SpeculationReport(
             proposed=sum(sequence.proposed for sequence in self.sequences),
             accepted=sum(sequence.accepted for sequence in self.sequences),
@@ -331,6 +334,7 @@ class ActiveRequest:
             tuple(sequence.specprefill for sequence in self._by_prompt if sequence.specprefill is not None),
             sum(writer.calls_in_thinking for writer in self.writers.values()),
             tuple(end.loop for end in self._ends if end.loop is not None),
+            None if experts is None or self.experts_before is None else experts.since(self.experts_before),
         )
 
     @property

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem
 from ingot.media.layout import MediaKind
+from ingot.observe.metrics import ExpertStats
 from ingot.quantities import counted
 from ingot.text.grammar.matcher import CompiledGrammar
 from ingot.text.parser.events import ToolSchema
@@ -298,6 +299,7 @@ class Ended:
     specprefill: tuple[SpecPrefillReport, ...] = ()  # one for each prompt, if it was requested
     calls_in_thinking: int = 0  # parsed from thinking, the content having none
     loops: tuple[LoopReport, ...] = ()  # in which answers were ended
+    experts: ExpertStats | None = None  # what was read while it ran, where experts are read when they are needed
 
 
 @dataclass(frozen=True, slots=True)

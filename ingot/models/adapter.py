@@ -75,6 +75,7 @@ from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
 from ingot.observe.steps import report_step
+from ingot.quantities import format_bytes
 from ingot.upstream import caches, load_config, load_model
 
 log = logging.getLogger("ingot.models")
@@ -314,6 +315,47 @@ def load_model_adapter(
         apart = True  # ranks communicate between layers
     streamed = None if expert_memory is None else stream_experts(model, folder, stored, expert_memory, device)
     stored.clear()
+    with _closing_on_failure(streamed):
+        notes = _read_weights(model, config, folder, device, dtype)
+        tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
+        if compilation is not None:
+            compilation.wait(pause)
+        exact = dtype is not None
+        adapted = adapt_model(
+            model,
+            config,
+            device,
+            widest=widest,
+            notes=notes,
+            exact=exact,
+            apart=apart,
+            tower=tower,
+            deterministic=deterministic,
+        )
+        adapted = replace(adapted, lossy=lossy, experts=streamed)
+        if streamed is not None:  # which experts are in memory is decided between layers
+            return replace(adapted, steps=None, notes=(*adapted.notes, expected_speed(adapted, streamed)))
+    if sharing is not None:
+        return replace(adapted, steps=None)
+    if can_compile_steps(device):
+        rehearse_steps(adapted)
+    return adapted
+
+
+@contextmanager
+def _closing_on_failure(experts: ExpertStore | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if experts is not None:
+            experts.close()
+        raise
+
+
+def _read_weights(
+    model: nn.Module, config: dict[str, Any], folder: Path, device: Device, dtype: str | None
+) -> list[str]:
+    """Put the model's weights into the device's formats, and read them; returns notes for users. Raises ModelError."""
     try:
         notes = [*moved_weight_notes(config), *settle_precision(model, device, dtype)]
         evaluate_in_pieces(array for _, array in named_parameters(model))
@@ -321,29 +363,7 @@ def load_model_adapter(
         raise ModelError(f"The weights in {folder.name} cannot be loaded: {_error_text(error)}") from error
     mx.clear_cache()  # of buffers that weights were read into before they were put in order
     model.eval()
-    tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
-    if compilation is not None:
-        compilation.wait(pause)
-    exact = dtype is not None
-    adapted = adapt_model(
-        model,
-        config,
-        device,
-        widest=widest,
-        notes=notes,
-        exact=exact,
-        apart=apart,
-        tower=tower,
-        deterministic=deterministic,
-    )
-    adapted = replace(adapted, lossy=lossy)
-    if streamed is not None:  # which experts are in memory is decided between layers
-        return replace(adapted, steps=None, experts=streamed)
-    if sharing is not None:
-        return replace(adapted, steps=None)
-    if can_compile_steps(device):
-        rehearse_steps(adapted)
-    return adapted
+    return notes
 
 
 @contextmanager
@@ -364,6 +384,31 @@ def rehearse_steps(adapter: ModelAdapter) -> None:
                 logits = adapter.run(rows, mx.ones(width, mx.uint32), [ForwardPart((row,), width)], [width - 1])
                 mx.eval(logits, rows.pending())
             rows.leave(row)
+
+
+def expected_speed(adapter: ModelAdapter, experts: ExpertStore) -> str:
+    """What to expect of a model whose experts do not all fit: what a step takes when it reads nothing, and the drive's
+    speed. At worst as many experts are found as fit in memory, at best half of the others, too: those that are used
+    most are there, and some are read before they are needed."""
+    rows = adapter.new_batch_state()
+    row, fastest = rows.new(), inf
+    for _ in range(4):  # of the same token, whose experts are there after the first
+        began = time.monotonic()
+        mx.eval(adapter.run(rows, mx.ones(1, mx.uint32), [ForwardPart((row,), 1)], [0]), rows.pending())
+        fastest = min(fastest, time.monotonic() - began)
+    rows.leave(row)
+    fits = f"fits {100 * experts.share:.0f} % of the experts"
+    speed = experts.drive_speed()
+    if speed is None:
+        return fits
+    lacking, reading = 1 - experts.share, experts.token_bytes / speed
+    low, high = (1 / (fastest + part * reading) for part in (lacking, lacking / 2))
+    drive = f"a drive that reads {format_bytes(int(speed))}/s"
+    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from {drive}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def adapt_model(

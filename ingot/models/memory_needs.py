@@ -43,12 +43,7 @@ from ingot.models.precision import block_bytes, settled_bytes
 from ingot.models.vision.loading import has_vision_tower, unloaded_tower_needs, unloaded_tower_parts
 from ingot.models.vision.tower import EncodingBytes
 from ingot.models.whisper import read_whisper_model
-from ingot.upstream import (
-    caches,
-    load_config,
-    load_model,
-    model_classes,
-)
+from ingot.upstream import SwitchGLU, SwitchMLP, caches, load_config, load_model, model_classes
 
 BATCH_TOKENS: Final = 4096
 """Tokens of a batch that an encoder has memory for."""
@@ -64,6 +59,7 @@ class MemoryNeeds:
     per_token: int
     at_full_context: int
     context: int
+    experts: int = 0  # of the weights, those of a mixture's experts, which need not all be in memory
     tower: int = 0  # of the weights, those of its vision tower: `--text-only` leaves them out
 
 
@@ -82,7 +78,10 @@ def _folder_needs(folder: Path, device: Device) -> MemoryNeeds:
     model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
     needs = _needs_of_model(model, config, settled_bytes(model, device), device)
     tower = _tower_weight_bytes(folder, device)
-    return replace(needs, weights=needs.weights + tower, tower=tower)
+    experts = sum(
+        settled_bytes(module, device) for module in model.modules() if isinstance(module, SwitchGLU | SwitchMLP)
+    )
+    return replace(needs, weights=needs.weights + tower, experts=experts, tower=tower)
 
 
 def _tower_weight_bytes(folder: Path, device: Device) -> int:

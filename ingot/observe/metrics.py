@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Final
 
@@ -27,6 +28,34 @@ REQUEST_S = (
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ANSWER_COUNTS = (1, 2, 5, 10, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStats:
+    """Of a mixture whose experts are read when they are needed, since it was loaded. An expert that a pass needs in a
+    layer is counted once."""
+
+    share: float = 0.0
+    """Of all experts, those that fit in memory."""
+    hits: int = 0
+    """It was in its slot."""
+    predicted: int = 0
+    """It had been guessed, and was in its slot or on its way."""
+    misses: int = 0
+    """It had to be read while the pass waited."""
+    wasted: int = 0
+    """It was read, as it had been guessed, and made room for others before anybody used it."""
+    rounds: int = 0
+    """How often a layer was computed in another round."""
+    bytes_read: int = 0
+    waited_s: float = 0.0
+    """Seconds that passes waited for reads."""
+    reading_s: float = 0.0
+    """Seconds in which anything was read."""
+
+    def since(self, earlier: ExpertStats) -> ExpertStats:
+        names = (each.name for each in fields(self) if each.name != "share")
+        return ExpertStats(self.share, **{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
 
 class EngineMetrics:
@@ -62,6 +91,7 @@ class EngineMetrics:
         self.held_bytes = 0  # of those, used by running sequences and cached prefixes
         self.kept_bytes: Mapping[str, int] = {}  # of cached prefixes, by tenant; replaced, never changed
         self.active_bytes = 0  # that mlx has allocated: weights, KV, what is being computed
+        self.experts: ExpertStats | None = None  # where experts are read when they are needed
 
 
 TASK_ENDINGS: Final = ("stop", "abort", "error")

@@ -112,6 +112,14 @@ def test_the_models_folder_need_not_exist_yet(tmp_path: Path) -> None:
     assert doctor.examine_disk(tmp_path / "a" / "b").state == "ok"
 
 
+def test_how_fast_the_drive_of_the_models_is_is_said_where_there_is_one_to_read(tmp_path: Path) -> None:
+    assert list(doctor.examine_drive_speed(tmp_path, None)) == []
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "model.safetensors").write_bytes(bytes(9 << 20))
+    [found] = doctor.examine_drive_speed(tmp_path, None)
+    assert found.state == "ok" and "/s in order" in found.detail and "model.safetensors" in found.detail
+
+
 def test_a_folder_on_a_drive_without_room_is_noted_with_its_flag(tmp_path: Path) -> None:
     short = doctor.examine_disk(tmp_path, "models folder", "--models-dir", least=1e18)
     assert short.state == "note" and "--models-dir" in str(short.advice)

@@ -129,6 +129,23 @@ def test_workloads_take_turns_in_their_order_and_know_of_each_other() -> None:
         assert 0 <= before <= spent
 
 
+def test_others_have_turns_while_one_waits_within_its_own() -> None:
+    with running() as world:
+        world.second.pieces, within = 3, list[int]()
+
+        def advance(spent_s: float, shared: Callable[[], bool]) -> None:
+            if world.first.busy:
+                before = len(world.calls("advance"))
+                world.loop.run_meanwhile()
+                within.append(len(world.calls("advance")) - before)
+                world.first._end_all(None)
+
+        world.first.advance = advance  # type: ignore[method-assign]
+        world.ask_both()
+    assert within == [1]
+    assert set(world.calls("advance")) == {"second: advance"}
+
+
 def test_they_rest_while_nobody_has_anything_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "REST_S", inf)
     with running() as world:

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, memory_bytes
 from ingot.engine.engine import ModelEngine
-from ingot.engine.loading.language_model import MemoryShare, make_vision_memory, start_engine
+from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, make_vision_memory, start_engine
 from ingot.engine.loading.model_files import find_model_files
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
@@ -103,11 +103,21 @@ class BlockingModelLoader:
             for folder, need in zip(folders, needs, strict=True)
         )
         own = needs[0]
+        if own is not None:
+            weights -= own.experts - min(own.experts, self._expert_bytes(entry.settings.expert_memory, own))
         kv = self._memory // KV_SHARE if own is None else self._kv_bytes(own, entry.settings.context)
         aside = TRANSIENT_SHARE + REWIND_SHARE
         vision = self._vision_bytes(entry, folders[0], weights)
         wanted = weights + vision + LEAST_TRANSIENT_BYTES + int(kv / (1 - aside))
         return min(wanted, max(self._memory, weights))
+
+    def _expert_bytes(self, stated: str, need: MemoryNeeds) -> int:
+        """What the setting leaves a model's experts."""
+        if stated == ALL_EXPERTS:
+            return need.experts
+        if stated == "auto":
+            return int(max(0, self._memory - (need.weights - need.experts)) * EXPERT_SHARE)
+        return memory_bytes(stated, self._memory)
 
     def _vision_bytes(self, entry: ModelEntry, folder: ModelFolder, weights: int) -> int:
         """As much as the model would have for vision if it were the only one."""
@@ -141,7 +151,8 @@ class BlockingModelLoader:
     def load(self, entry: ModelEntry, found: FoundModel, report: Callable[[float], None]) -> ModelEngine:
         """`report` is called with the share that is done."""
         began = time.monotonic()
-        prefetch_weights(found.folder.path)
+        if entry.settings.expert_memory == ALL_EXPERTS:
+            prefetch_weights(found.folder.path)
         before = self._loop.run(release_unused_memory)
         size, reported = found.weight_bytes, 0.0
 

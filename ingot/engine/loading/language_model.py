@@ -54,7 +54,7 @@ from ingot.models.cache_key import open_disk_cache, weights_fingerprint
 from ingot.models.checkpoint import loading_with_pauses
 from ingot.models.experts.loading import ExpertMemory, has_experts
 from ingot.models.files import packaged
-from ingot.models.files.gguf_files import weight_bytes
+from ingot.models.files.gguf_files import references_in, weight_bytes
 from ingot.models.files.locate import ModelFolder
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.report import parts_without_fixed_order
@@ -134,7 +134,7 @@ def load_language_model(
         whole = (device if joined is None else joined).memory_budget(here, settings.memory)
         share = MemoryShare(whole - reserved, whole)
     total = share.own
-    if settings.expert_memory == "all":
+    if settings.expert_memory == ALL_EXPERTS:
         _refuse_what_cannot_fit(folder, total * settings.ranks)
     vision = VisionSupport.of(folder, load_config(folder), settings)
     target = load_target(settings, named, further, here, joined, total, with_vision=vision.with_vision)
@@ -282,21 +282,22 @@ def _refuse_what_cannot_fit(folder: Path, total: int) -> None:
     if size <= total:
         return
     advice = "Raise --memory, or choose a smaller or more strongly quantised model."
-    if has_experts(load_config(folder)):
+    if has_experts(load_config(folder)) and references_in(folder) is None:
         advice = (
             "Serve it with --expert-memory auto, which reads experts from disk when they are needed, or raise --memory."
         )
     raise ModelError(f"The weights are {format_bytes(size)}, the memory budget is {format_bytes(total)}. {advice}")
 
 
-EXPERT_SHARE = 3 / 4
+ALL_EXPERTS: Final = "all"
+EXPERT_SHARE: Final = 3 / 4
 """Of what a model's other weights leave, the part that is for experts if nothing says how much."""
 
 
 def _expert_memory(settings: Settings, total: int) -> ExpertMemory | None:
     """None where all experts are in memory."""
     stated = settings.expert_memory
-    if stated == "all":
+    if stated == ALL_EXPERTS:
         return None
     if stated == "auto":
         return ExpertMemory(lambda others, experts: int(max(0, total - others) * EXPERT_SHARE))
@@ -351,7 +352,7 @@ def _load_plain_model(
     """The model by itself, and who may propose for it."""
     choice = SpeculationOptions.parse(settings.speculate, settings.speculate_tokens)
     if joined is not None:
-        if settings.expert_memory != "all":
+        if settings.expert_memory != ALL_EXPERTS:
             raise ConfigError(
                 "expert_memory: ranks have all experts in memory. Leave it out, or serve the model without ranks.",
                 param="expert_memory",

@@ -11,8 +11,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +72,10 @@ class ExpertFiles:
             self._files.append(_OpenFile(path, descriptor, found.st_size, found.st_mtime_ns))
             self.tensors |= {name: (number, one) for name, one in read_safetensors_header(path).items()}
 
+    @property
+    def largest(self) -> Path:
+        return max(self._files, key=lambda file: file.size).path
+
     def read(self, place: FileRange, into: memoryview) -> None:
         """Raises WeightsUnreadable unless all of it was read, from a file that has not changed."""
         file, done = self._files[place.file], 0
@@ -103,19 +108,19 @@ class ExpertRead:
     """An expert that is read into memory, a range after another or several at once."""
 
     ranges: Sequence[FileRange]
-    into: Sequence[memoryview]
+    memory: Callable[[], Sequence[memoryview]]
+    """Where to read it to, a range after another; called when a thread begins with it."""
     ahead: bool
     """Whether it was guessed that it will be needed."""
-    convert: Callable[[], None] | None = None
+    convert: Callable[[Sequence[memoryview]], None] | None = None
     """Called once all of it was read."""
+    into: Sequence[memoryview] = ()
+    begun: set[int] = field(default_factory=set)
+    """Ranges that a thread has begun with."""
     left: int = 0
-    """Ranges that have not been read."""
+    """Those that have not been read."""
     error: WeightsUnreadable | None = None
     done: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def size(self) -> int:
-        return sum(each.size for each in self.ranges)
 
 
 class ExpertReaders:
@@ -126,7 +131,6 @@ class ExpertReaders:
         self._tasks: queue.PriorityQueue[tuple[int, int, ExpertRead | None, int]] = queue.PriorityQueue()
         self._lock = threading.Lock()
         self._number = 0
-        self._begun: set[tuple[int, int]] = set()
         self._running, self._since = 0, 0.0
         self.bytes_read = 0
         self.reading_s = 0.0
@@ -164,32 +168,31 @@ class ExpertReaders:
             _, _, read, index = self._tasks.get()
             if read is None:
                 return
-            key = (id(read), index)
             with self._lock:
-                if key in self._begun or read.done.is_set():
+                if index in read.begun:  # it was hurried
                     continue
-                self._begun.add(key)
+                if not read.begun:
+                    read.into = read.memory()
+                read.begun.add(index)
                 self._running += 1
                 if self._running == 1:
                     self._since = time.monotonic()
-            error = self._read(read, index)
-            with self._lock:
-                read.left -= 1
-                is_last = read.left == 0
-                read.error = read.error or error
-            if is_last and read.error is None and read.convert is not None:
-                read.error = _guarded(read.convert)
-            with self._lock:
-                self._running -= 1
-                if self._running == 0:
-                    self.reading_s += time.monotonic() - self._since
-                self.bytes_read += read.ranges[index].size
-                if is_last:
-                    self._begun -= {(id(read), each) for each in range(len(read.ranges))}
-                    read.done.set()
+            self._finish(read, index, _guarded(partial(self._files.read, read.ranges[index], read.into[index])))
 
-    def _read(self, read: ExpertRead, index: int) -> WeightsUnreadable | None:
-        return _guarded(lambda: self._files.read(read.ranges[index], read.into[index]))
+    def _finish(self, read: ExpertRead, index: int, error: WeightsUnreadable | None) -> None:
+        with self._lock:
+            read.left -= 1
+            is_last = read.left == 0
+            read.error = read.error or error
+        if is_last and read.error is None and read.convert is not None:
+            read.error = _guarded(partial(read.convert, read.into))
+        with self._lock:
+            self._running -= 1
+            if self._running == 0:
+                self.reading_s += time.monotonic() - self._since
+            self.bytes_read += read.ranges[index].size
+        if is_last:
+            read.done.set()
 
 
 def _guarded(work: Callable[[], None]) -> WeightsUnreadable | None:
@@ -201,12 +204,3 @@ def _guarded(work: Callable[[], None]) -> WeightsUnreadable | None:
     except Exception as error:
         return WeightsUnreadable(f"Experts cannot be read: {type(error).__name__}: {error}")
     return None
-
-
-def expert_ranges(name: str, experts: int, tensors: Mapping[str, tuple[int, StoredTensor]]) -> list[FileRange] | None:
-    """Of each expert, where all of them are one tensor of that name."""
-    number, stored = tensors[name]
-    if not stored.shape or stored.shape[0] != experts:
-        return None
-    size = stored.nbytes // experts
-    return [FileRange(number, stored.offset + expert * size, size) for expert in range(experts)]

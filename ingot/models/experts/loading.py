@@ -15,12 +15,16 @@ from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device
-from ingot.models.experts.files import ExpertFiles, FileRange, ReadBytes, expert_ranges, read_bytes
+from ingot.models.checkpoint import pause_loading
+from ingot.models.experts.files import ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
+from ingot.models.experts.locating import ExpertLocator
 from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
 from ingot.models.experts.weights import PARTS, TINY, StoredExperts, StoredPart, projections_of
 from ingot.models.families.registry import moe_spec_of
+from ingot.models.layers.attention_setup import layer_numbers
 from ingot.models.layers.layer_program import decoder_layers_of, layer_program_of
+from ingot.models.layers.mlp import EXPERT_PROJECTIONS
 from ingot.models.precision import settled_bytes
 from ingot.quantities import format_bytes
 from ingot.upstream import QuantizedSwitchLinear, SwitchGLU, SwitchMLP
@@ -56,55 +60,80 @@ def stream_experts(
     """Replace the experts of a model that nothing was read of. `stored` are its files' arrays as they were loaded, by
     name. Returns None where all of them fit. Raises ConfigError or ModelError that says why they cannot be read one by
     one."""
-    found = [(path, module) for path, module in model.named_modules() if isinstance(module, SwitchGLU | SwitchMLP)]
+    found = sorted(
+        ((path, module) for path, module in model.named_modules() if isinstance(module, SwitchGLU | SwitchMLP)),
+        key=lambda each: layer_numbers(each[0]),
+    )
     if not found:
         raise ConfigError(f"{SETTING}: the model has no mixture of experts: leave it out", param=SETTING)
     files = ExpertFiles(folder, memory.read)
-    names = {id(array): name for name, array in stored.items()}
-    layers = [_stored_experts(path, module, names, files) for path, module in found]
+    try:
+        return _streamed(model, found, ExpertLocator(stored, files), files, memory, device)
+    except WeightsUnreadable as error:
+        files.close()
+        raise ModelError(error.message) from error
+    except BaseException:
+        files.close()
+        raise
+
+
+def _streamed(
+    model: nn.Module,
+    found: Sequence[tuple[str, Any]],
+    locator: ExpertLocator,
+    files: ExpertFiles,
+    memory: ExpertMemory,
+    device: Device,
+) -> ExpertStore | None:
+    layers = [_stored_experts(path, module, locator) for path, module in found]
     sizes = [_slot_bytes(module, device) / each.count for (_, module), each in zip(found, layers, strict=True)]
     whole = sum(settled_bytes(module, device) for _, module in found)
     most = memory.slot_bytes(settled_bytes(model, device) - whole, whole)
-    count = _slots_of_a_layer([each.count for each in layers], sizes, most)
-    if count >= max(each.count for each in layers) and not memory.always:
+    counts = _slot_counts([each.count for each in layers], sizes, most)
+    if counts == [each.count for each in layers] and not memory.always:
         files.close()
         return None
     guesses = _router_guesses(model, [module for _, module in found])
-    _refuse_too_few(count, guesses, sum(sizes), most)
-    store = ExpertStore(files, read_ahead=memory.read_ahead)
-    for (path, module), each, guess in zip(found, layers, guesses, strict=True):
-        slots = ExpertSlots(each.count, min(count, each.count))
+    _refuse_too_few(min(counts), guesses, sum(sizes), most)
+    filled = []
+    for (_, module), each, count in zip(found, layers, counts, strict=True):
+        filled.append(ExpertSlots(each.count, count))
         for name, linear in projections_of(module).items():
-            _fill_slots(linear, [part for part in each.parts if part.projection == name], slots, files, device)
+            _fill_slots(linear, [part for part in each.parts if part.projection == name], filled[-1], files, device)
+    store = ExpertStore(files, read_ahead=memory.read_ahead)  # from here on nothing fails
+    for (path, module), each, guess, slots in zip(found, layers, guesses, filled, strict=True):
         layer = LayerExperts(store, each, slots, guess)
         store.layers.append(layer)
         model.update_modules(tree_unflatten([(path, StreamedExperts(module, layer))]))
     return store
 
 
-def _stored_experts(path: str, module: Any, names: Mapping[int, str], files: ExpertFiles) -> StoredExperts:
-    parts, quantised = [], {}
-    for projection, linear in projections_of(module).items():
+def _stored_experts(path: str, module: Any, locator: ExpertLocator) -> StoredExperts:
+    parts, quantised, linears = [], {}, projections_of(module)
+    if linears.keys() != PROJECTIONS & module.keys():
+        raise _other_form(path)
+    for projection, linear in linears.items():
         for name in PARTS:
             array = linear.get(name)
-            if array is not None:
-                ranges = _ranges_of(array, names, files)
-                if ranges is None:
-                    raise ModelError(
-                        f"{SETTING}: the experts of {path} are stored in another form than the model computes with. "
-                        "Convert the model with `ingot convert` first, and serve what that writes."
-                    )
-                parts.append(StoredPart(projection, name, array.dtype, tuple(array.shape[1:]), ranges))
+            if array is None:
+                continue
+            ranges = locator.find(path, projection, name, array)
+            if ranges is None:
+                raise _other_form(path)
+            parts.append(StoredPart(projection, name, array.dtype, tuple(array.shape[1:]), ranges))
         if isinstance(linear, QuantizedSwitchLinear):
             quantised[projection] = {"group_size": linear.group_size, "bits": linear.bits, "mode": linear.mode}
     return StoredExperts(path, tuple(parts), quantised)
 
 
-def _ranges_of(array: mx.array, names: Mapping[int, str], files: ExpertFiles) -> list[FileRange] | None:
-    """None where the array is not as it lies in a file."""
-    name = names.get(id(array))
-    ranges = None if name is None else expert_ranges(name, array.shape[0], files.tensors)
-    return ranges if ranges is not None and ranges[0].size * array.shape[0] == array.nbytes else None
+PROJECTIONS: Final = {*EXPERT_PROJECTIONS, "fc1", "fc2"}
+
+
+def _other_form(path: str) -> ModelError:
+    return ModelError(
+        f"{SETTING}: the experts of {path} are stored in another form than the model computes with. Convert the model "
+        "with `ingot convert` first, and serve what that writes."
+    )
 
 
 def _slot_bytes(module: Any, device: Device) -> int:
@@ -123,12 +152,26 @@ def _is_widened(linear: Any, device: Device) -> bool:
     return device.kind == "cpu" and affine and linear.scales.dtype != mx.float16
 
 
-def _slots_of_a_layer(experts: Sequence[int], sizes: Sequence[float], most: int) -> int:
-    """The most slots for each layer that take no more bytes together."""
+FIRST_LAYER_SHARE: Final = 0.9
+"""The first layer's experts, which no router guesses, are all in memory where that leaves the others this share of
+their slots."""
+
+
+def _slot_counts(experts: Sequence[int], sizes: Sequence[float], most: int) -> list[int]:
+    """Each layer's slots, which take at most so many bytes together. `sizes` are those of an expert."""
+    even = _even_slots(experts, sizes, most)
+    others = _even_slots(experts[1:], sizes[1:], int(most - experts[0] * sizes[0]))
+    if others and others >= even * FIRST_LAYER_SHARE:
+        return [experts[0], *(min(others, own) for own in experts[1:])]
+    return [min(even, own) for own in experts]
+
+
+def _even_slots(experts: Sequence[int], sizes: Sequence[float], most: int) -> int:
+    """The most that every layer can have."""
     return max(
         (
             count
-            for count in range(max(experts) + 1)
+            for count in range(max(experts, default=0) + 1)
             if sum(min(count, own) * size for own, size in zip(experts, sizes, strict=True)) <= most
         ),
         default=0,
@@ -159,6 +202,7 @@ def _fill_slots(
         if widened and part.name == "scales":
             array[-1] = TINY
         linear[part.name] = array
+        pause_loading()
     for expert in range(count - 1):  # the last one's slot may hold what is no expert
         slots.put(expert, expert)
 

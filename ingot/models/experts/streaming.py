@@ -16,7 +16,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -26,37 +27,20 @@ import numpy as np
 
 from ingot.models.experts.files import LONGEST_WAIT_S, ExpertFiles, ExpertRead, ExpertReaders, WeightsUnreadable
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
-from ingot.models.experts.weights import SlotWeights, StoredExperts
+from ingot.models.experts.weights import SlotWeights, SpareMemory, StoredExperts
 from ingot.models.families.description import MoeSpec
+from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
+from ingot.observe.metrics import ExpertStats
 
 PATIENCE_S: Final = 0.05
 """Nothing else is done while a read takes no longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertStats:
-    """What happened since the model was loaded. An expert that a pass needs in a layer is counted once."""
-
-    hits: int = 0
-    """It was in its slot."""
-    predicted: int = 0
-    """It had been guessed, and was in its slot or on its way."""
-    misses: int = 0
-    """It had to be read while the pass waited."""
-    wasted: int = 0
-    """It was read, as it had been guessed, and made room for others before anybody used it."""
-    rounds: int = 0
-    """How often a layer was computed in another round."""
-    bytes_read: int = 0
-    waited_s: float = 0.0
-    """Seconds that passes waited for reads."""
-    reading_s: float = 0.0
-    """Seconds in which anything was read."""
-
-    def since(self, earlier: ExpertStats) -> ExpertStats:
-        names = (each.name for each in fields(self))
-        return ExpertStats(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+LEARNING: Final = 0.1
+"""How much of what is known of a layer's guesses the last one makes up."""
+LEAST_RIGHT: Final = 0.4
+"""Guesses that are right less often are not acted on."""
 
 
 class StreamedExperts(nn.Module):
@@ -81,11 +65,14 @@ class ExpertStore:
         self.meanwhile: Callable[[], None] = lambda: None
         """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []
+        self.spare: SpareMemory = {}
         self._files, self._counts = files, ExpertStats()
 
     @property
     def stats(self) -> ExpertStats:
-        return replace(self._counts, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s)
+        return replace(
+            self._counts, share=self.share, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s
+        )
 
     @property
     def share(self) -> float:
@@ -96,6 +83,18 @@ class ExpertStore:
     def expert_bytes(self) -> int:
         """Bytes of an expert in the files, of the layer with the largest."""
         return max(layer.stored.bytes_of_one for layer in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes in the files of all experts that a token has."""
+        return sum(
+            layer.stored.bytes_of_one * (layer.guess.top if layer.guess is not None else 1) for layer in self.layers
+        )
+
+    def drive_speed(self) -> float | None:
+        """Bytes a second at which experts are read that the system does not have in memory; None if that is not
+        known."""
+        return read_speed(self._files.largest, size=min(MIB, self.expert_bytes))
 
     def count(self, **more: float) -> None:
         self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
@@ -124,6 +123,9 @@ class ExpertStore:
     def close(self) -> None:
         self.readers.close()
         self._files.close()
+        for layer in self.layers:
+            layer.close()
+        self.spare.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,18 +176,28 @@ class LayerExperts:
         self._weights: SlotWeights | None = None
         self._arriving: dict[int, _Arriving] = {}
         self._unused: set[int] = set()  # read ahead, and not used since
+        self._guessed: np.ndarray | None = None  # for this pass
+        self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
         self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
+
+    def close(self) -> None:
+        """Let go of the model, which knows this layer, and of the slots' memory. The last call."""
+        self.guess, self._weights, self._outputs = None, None, []
+        self._arriving.clear()
 
     def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
         """The products of each token and its experts, as the products give them with all experts in memory."""
         if self._weights is None:
-            self._weights = SlotWeights(products, self.stored)
+            self._weights = SlotWeights(products, self.stored, self._store.spare)
         following = self._following()
         guess = None if following is None or following.guess is None else following.guess(x)
         mx.eval(indices, *([] if guess is None else [guess]))
         chosen = np.array(indices.astype(mx.int32))
         wanted, tokens = np.unique(chosen, return_counts=True)
         self.slots.note_uses(wanted, tokens)
+        if self._guessed is not None:
+            self._right += LEARNING * (np.isin(wanted, self._guessed).mean() - self._right)
+            self._guessed = None
         y: mx.array | None = None
         for number, some in enumerate(self._rounds(wanted)):
             reads = self._begin_reading(some)
@@ -193,7 +205,6 @@ class LayerExperts:
                 following.read_ahead(np.array(guess.astype(mx.int32)))
             self._finish_reading(reads, some)
             y = self._products_of(x, chosen, some, products, y)
-            self._outputs = [y]
         assert y is not None
         return y
 
@@ -219,10 +230,13 @@ class LayerExperts:
             yield experts[begin : begin + most]
 
     def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
-        """Have those read that are not in memory; returns all that are on their way."""
+        """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
+        for it is read again."""
+        with suppress(WeightsUnreadable):
+            self._settle([each for each in self._arriving.values() if each.read.done.is_set() and each.read.error])
         lacking = [each for each in experts if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         coming = [self._arriving[each] for each in experts if each in self._arriving]
-        early = len(coming) + sum(each in self._unused for each in experts)
+        early = sum(each in self._arriving or each in self._unused for each in experts)
         self._store.count(hits=len(experts) - len(lacking) - early, predicted=early, misses=len(lacking))
         self._unused.difference_update(experts)
         begun = self._read(lacking, set(experts), ahead=False)
@@ -234,8 +248,11 @@ class LayerExperts:
     def _settle_others(self, kept: set[int]) -> None:
         """Wait for a read that nobody waits for."""
         other = next(each for each in self._arriving.values() if each.expert not in kept)
-        with suppress(WeightsUnreadable):
+        try:
             self._settle([other])
+        except WeightsUnreadable:
+            if not other.read.done.is_set():  # its slot is still being written to
+                raise
 
     def _read(self, experts: Sequence[int], kept: set[int], *, ahead: bool) -> list[_Arriving]:
         """Begin to read as many of the experts as there are slots for."""
@@ -255,9 +272,8 @@ class LayerExperts:
                 if before in self._unused:
                     self._unused.discard(before)
                     self._store.count(wasted=1)
-            memory = self._weights.memory_for(slot)
-            convert = self._weights.conversion(slot, memory)
-            read = ExpertRead(self.stored.ranges_of(expert), memory, ahead, convert)
+            weights, ranges = self._weights, self.stored.ranges_of(expert)
+            read = ExpertRead(ranges, partial(weights.memory_for, slot), ahead, weights.conversion(slot))
             self._arriving[expert] = _Arriving(expert, slot, read)
             begun.append(self._arriving[expert])
         self._store.readers.submit(each.read for each in begun)
@@ -283,11 +299,14 @@ class LayerExperts:
                         if each.read.convert is None and not self._weights.is_direct:
                             self._weights.install(each.slot, each.read.into)
                         self.slots.put(each.expert, each.slot)
-                    self._weights.give_back(each.read.into)
 
     def read_ahead(self, guessed: np.ndarray) -> None:
-        """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first."""
+        """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first; unless
+        guesses are mostly wrong here, so that they would make others go for nothing."""
         experts, tokens = np.unique(guessed, return_counts=True)
+        self._guessed = experts
+        if self._right < LEAST_RIGHT:
+            return
         order = [int(experts[i]) for i in np.argsort(-tokens, kind="stable")][: self.slots.count]
         lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
@@ -307,5 +326,7 @@ class LayerExperts:
         y: mx.array = products(x, mx.array(places))
         if before is not None:
             y = mx.where(mx.array(mine)[..., None], y, before)
-        mx.async_eval(y)
+        # Once this number is known, nothing reads slots any more; outputs may be large, and are not held for that.
+        self._outputs = [y.reshape(-1)[:1] + 0]
+        mx.async_eval(y, self._outputs)
         return y

@@ -97,14 +97,17 @@ def memory_of(array: mx.array) -> Bytes:
 
 Convert = Callable[[dict[str, Bytes], dict[str, Bytes]], None]
 """From an expert's bytes as they are in the files to those of a slot, by the names of a projection's arrays."""
+SpareMemory = dict[tuple[int, ...], list[Sequence[memoryview]]]
+"""Memory for experts that are not read into their slots themselves, by the sizes of its parts."""
 
 
 class SlotWeights:
     """The arrays of a layer's slots, and how an expert gets into one of them. Only the engine thread may use it, while
     nothing that reads a slot is being evaluated."""
 
-    def __init__(self, products: nn.Module, stored: StoredExperts) -> None:
-        """Raises ModelError where experts cannot be brought into the form that products have them in."""
+    def __init__(self, products: nn.Module, stored: StoredExperts, spare: SpareMemory) -> None:
+        """`spare` memory is shared by all layers. Raises ModelError where experts cannot be brought into the form that
+        products have them in."""
         self._stored = stored
         self._forms = {name: _form_of(stored, name, each) for name, each in projections_of(products).items()}
         self._memory = {
@@ -112,34 +115,31 @@ class SlotWeights:
             for projection, form in self._forms.items()
             for name, array in form.targets.items()
         }
-        self._spare: list[list[memoryview]] = []
+        self._spare = spare.setdefault(tuple(part.size for part in stored.parts), [])
         self._plain: dict[str, Convert] | None = None  # what reader threads may do
+        self._has_learned = False
         self.is_direct = all(form.convert is None for form in self._forms.values())
         """Experts are read into their slots themselves."""
 
-    def memory_for(self, slot: int) -> list[memoryview]:
-        """Where to read an expert of that slot to, a range after another."""
+    def memory_for(self, slot: int) -> Sequence[memoryview]:
+        """Where to read an expert of that slot to, a range after another. For any thread."""
         if self.is_direct:
-            return [memoryview(self._memory[part.projection, part.name][slot]) for part in self._stored.parts]  # type: ignore[arg-type]
-        if self._spare:
+            return [self._memory[part.projection, part.name][slot].data for part in self._stored.parts]
+        try:
             return self._spare.pop()
-        return [memoryview(np.empty(part.size, np.uint8)) for part in self._stored.parts]  # type: ignore[arg-type]
+        except IndexError:
+            return [np.empty(part.size, np.uint8).data for part in self._stored.parts]
 
-    def give_back(self, memory: Sequence[memoryview]) -> None:
-        if not self.is_direct:
-            self._spare.append(list(memory))
+    def conversion(self, slot: int) -> Callable[[Sequence[memoryview]], None] | None:
+        """What brings an expert that was read into its slot, on any thread; None where that is for the engine's, or
+        where nothing is to be done."""
+        return None if self._plain is None else partial(self._convert, self._plain, slot)
 
-    def conversion(self, slot: int, read: Sequence[memoryview]) -> Callable[[], None] | None:
-        """What brings an expert that was read into its slot, on any thread; None where that is for the engine's."""
-        if self._plain is None:
-            return None
-        plain, given, taken = self._plain, self._by_projection(read), self._slot_memory(slot)
-
-        def convert() -> None:
-            for projection, own in plain.items():
-                own(given[projection], taken[projection])
-
-        return convert
+    def _convert(self, plain: Mapping[str, Convert], slot: int, read: Sequence[memoryview]) -> None:
+        given, taken = self._by_projection(read), self._slot_memory(slot)
+        for projection, own in plain.items():
+            own(given[projection], taken[projection])
+        self._spare.append(read)
 
     def install(self, slot: int, read: Sequence[memoryview]) -> None:
         """Bring an expert that was read into its slot. Of the first one is learned whether that can be done without
@@ -156,12 +156,15 @@ class SlotWeights:
                 made = mx.contiguous(arrays[name].astype(target.dtype)).view(mx.uint8)
                 mx.eval(made)
                 taken[projection][name][:] = np.asarray(made).reshape(-1)
-        found = {
-            name: _plain_conversion(self._stored, name, form, given[name], taken[name])
-            for name, form in self._forms.items()
-        }
-        known = {name: each for name, each in found.items() if each is not None}
-        self._plain = known if len(known) == len(found) else None
+        if not self._has_learned:
+            self._has_learned = True
+            found = {
+                name: _plain_conversion(self._stored, name, form, given[name], taken[name])
+                for name, form in self._forms.items()
+            }
+            known = {name: each for name, each in found.items() if each is not None}
+            self._plain = known if len(known) == len(found) else None
+        self._spare.append(read)
 
     def _by_projection(self, read: Sequence[memoryview]) -> dict[str, dict[str, Bytes]]:
         found: dict[str, dict[str, Bytes]] = {name: {} for name in self._forms}

@@ -15,6 +15,7 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape
 from ingot.kernels.packed_matmul.experts import GroupedExperts
 from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
+from ingot.models.experts.streaming import StreamedExperts
 from ingot.models.families.description import MoeSpec
 from ingot.models.families.registry import expert_gate_of, moe_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, QuantizedKernelSwitchLinear, join_linears
@@ -128,6 +129,8 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     if module._spec.latent is not None and _found(module, module._spec.latent) is not None:
         return "experts over latents"
     experts = attrgetter(module._spec.experts)(module)
+    if isinstance(experts, StreamedExperts):
+        return "experts that are read when they are needed"
     names = _PROJECTIONS.get(own_class(experts))
     if names is None:
         return f"experts of {own_class(experts).__name__}"

@@ -37,6 +37,7 @@ from ingot.engine.request import (
     Usage,
 )
 from ingot.errors import IngotError
+from ingot.observe.metrics import ExpertStats
 from ingot.protocol.chat.specprefill import SpecprefillReceipt
 from ingot.protocol.errors import ErrorBody
 from ingot.protocol.operations import MATCHED_HEADER, REASON_HEADER, TIMING_HEADERS
@@ -256,6 +257,24 @@ class SpeculationBody(Struct):
         return cls(report.proposed, report.accepted, report.passes, round(each, 3))
 
 
+class ExpertsBody(Struct):
+    """Of a mixture whose experts do not all fit in memory, while the request ran, with whatever ran beside it: how many
+    of those that were needed were in memory, or had been read ahead, how many had to be waited for, the bytes that were
+    read, and the seconds that were spent waiting."""
+
+    hits: int
+    predicted: int
+    misses: int
+    read_bytes: int
+    waited_s: float
+
+    @classmethod
+    def of(cls, stats: ExpertStats | None) -> ExpertsBody | UnsetType:
+        if stats is None:
+            return UNSET
+        return cls(stats.hits, stats.predicted, stats.misses, stats.bytes_read, round(stats.waited_s, 6))
+
+
 class LoopBody(Struct):
     """The answer of this index was ended: its last `period` tokens came `count` times in a row."""
 
@@ -272,7 +291,7 @@ class Receipt(Struct):
     """What the server reports besides the answer: time, prefix cache, speculation, the adapter, how many calls were
     found within thinking, settings that changed the answer, the loops in which answers were ended, which fields had no
     effect, and whether the same request gives the same answer again whatever else is computed or was cached, or why
-    not."""
+    not; and what experts cost that had to be read."""
 
     timing: TimingBody
     cache: CacheReceipt | UnsetType = UNSET
@@ -286,6 +305,7 @@ class Receipt(Struct):
     ignored: list[str] | UnsetType = UNSET
     reproducible: bool | UnsetType = UNSET
     varies: str | UnsetType = UNSET
+    experts: ExpertsBody | UnsetType = UNSET
 
     @classmethod
     def of(cls, head: AnswerHead, ended: Ended) -> Receipt:
@@ -299,6 +319,7 @@ class Receipt(Struct):
         lossy, loops, ignored = list(head.lossy) or UNSET, LoopBody.each(ended.loops), head.ignored or UNSET
         adapter = head.adapter or UNSET
         receipt = cls(timing, cache, prompt, speculation, specprefill, adapter, calls, lossy, loops, ignored)
+        receipt.experts = ExpertsBody.of(ended.experts)
         if head.varies is not None:
             varies = "specprefill" if any(report.unused is None for report in ended.specprefill) else head.varies
             receipt.reproducible, receipt.varies = not varies, varies or UNSET

@@ -18,7 +18,7 @@ from msgspec import Struct
 from ingot.distributed.heartbeat import RankStatus
 from ingot.engine.request import ModelCard, RequestStatus
 from ingot.engine.status import Health
-from ingot.observe.metrics import EngineMetrics, Histogram, SpeculationMetrics, TaskMetrics
+from ingot.observe.metrics import EngineMetrics, ExpertStats, Histogram, SpeculationMetrics, TaskMetrics
 from ingot.observe.prometheus import Metric, MetricSample, exposition_text
 from ingot.version import __version__
 
@@ -35,7 +35,7 @@ class MetricFamily:
     def __init__(self, prefix: str, labels: Mapping[str, str]) -> None:
         self._prefix, self._labels = prefix, dict(labels)
 
-    def counter(self, name: str, help: str, value: int) -> Metric:
+    def counter(self, name: str, help: str, value: float) -> Metric:
         return Metric(f"{self._prefix}{name}_total", "counter", help, (MetricSample(value, self._labels),))
 
     def counters(self, name: str, help: str, label: str, values: Mapping[str, int]) -> Metric:
@@ -82,6 +82,8 @@ def generating_model_metrics(
     yield from _speculation_counters(vllm, speculation)
     yield from further
     yield from _ingot_metrics(MetricFamily("ingot_", {"model_name": card.name}), card, figures)
+    if figures.experts is not None:
+        yield from _expert_metrics(MetricFamily("ingot_", {"model_name": card.name}), figures.experts)
 
 
 def task_model_metrics(name: str, health: Health, figures: TaskMetrics) -> Iterator[Metric]:
@@ -178,6 +180,18 @@ def _speculation_counters(family: MetricFamily, counts: SpeculationMetrics) -> I
         "position",
         {str(position): count for position, count in enumerate(tuple(counts.accepted_per_position))},
     )
+
+
+def _expert_metrics(family: MetricFamily, stats: ExpertStats) -> Iterator[Metric]:
+    """Of a mixture whose experts are read when they are needed."""
+    lookups = {"hit": stats.hits, "predicted": stats.predicted, "miss": stats.misses}
+    yield family.gauge("expert_memory_share", "Of all experts, those that fit in memory.", round(stats.share, 4))
+    yield family.counters("experts_needed", "Experts of a pass's layers, by where they were.", "found", lookups)
+    yield family.counter("experts_wasted", "Experts that were read ahead and not used.", stats.wasted)
+    yield family.counter("expert_rounds", "Further rounds of layers with more experts than slots.", stats.rounds)
+    yield family.counter("expert_read_bytes", "Bytes of experts that were read.", stats.bytes_read)
+    yield family.counter("expert_wait_seconds", "Seconds that passes waited for experts.", stats.waited_s)
+    yield family.counter("expert_read_seconds", "Seconds in which experts were read.", stats.reading_s)
 
 
 def _ingot_metrics(family: MetricFamily, card: ModelCard, figures: EngineMetrics) -> Iterator[Metric]:

@@ -13,8 +13,14 @@ export function drawMemory(node, memory) {
     ledger('KV cache, in use', used, all),
     ledger('In use by MLX', memory.active_bytes, all),
     ...cached,
+    ...(memory.experts ?? []).map((own) => element('p', {}, expertsText(own))),
     element('p', { class: 'hint' }, `Of ${bytes(budget)}; running requests have reserved ${percent(memory.used)} of the KV cache.`),
   );
+}
+
+function expertsText({ model, share, hits, predicted, misses, read_bytes: read, waited_s: waited }) {
+  const found = percent((hits + predicted) / Math.max(1, hits + predicted + misses));
+  return `Experts of ${model}: ${percent(share)} fit in memory, ${found} were there in time; ${bytes(read)} read, ${Math.round(waited)} s waited`;
 }
 
 export function drawSpeculation(node, { draft_tokens: proposed, accepted_tokens: accepted, accepted_per_position: positions, drafts }) {

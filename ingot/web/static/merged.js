@@ -26,6 +26,7 @@ function memoryOf(engines) {
     held_bytes: total('held_bytes'),
     active_bytes: most('active_bytes'),
     used: most('used'),
+    experts: engines.filter(({ memory }) => memory.experts).map(({ model, memory }) => ({ model, ...memory.experts })),
     owners: engines.flatMap(({ model, memory }) => memory.owners.map((own) => ({ ...own, owner: named(own.owner, model) }))),
   };
 }

@@ -15,9 +15,10 @@ from ingot.config import ModelEntry, Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.fleet_models import BlockingModelLoader
 from ingot.engine.loop import Loop, engine_loop
+from ingot.engine.request import Ended, Request
 from ingot.errors import IngotError
 from ingot.kernels import device
-from tests.engines import start
+from tests.engines import answer, start, tiny_folder
 from tests.waiting import WAIT_S
 
 MEMORY = 1 << 30
@@ -90,6 +91,28 @@ def test_weights_that_somebody_still_holds_are_warned_of(
     with caplog.at_level(logging.INFO, "ingot.fleet"):
         loading.unload(engine)
     assert held is not None and levels(caplog) == ["WARNING"]
+
+
+def test_a_mixture_that_does_not_fit_gives_all_its_memory_back(
+    loop: Loop, loading: BlockingModelLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = start("moe-streamed", loop=loop)
+    [text] = [event for event in answer(engine, Request("one", ((1, 2, 3),), max_tokens=2)) if isinstance(event, Ended)]
+    assert text.experts is not None
+    with caplog.at_level(logging.INFO, "ingot.fleet"):
+        loading.unload(engine)
+    assert levels(caplog) == ["INFO"]
+
+
+def test_a_mixture_claims_no_more_for_experts_than_it_may_have(loading: BlockingModelLoader) -> None:
+    settings = Settings(model=str(tiny_folder("moe-streamed")), context=64)
+    claims = {
+        stated: loading.find(ModelEntry("one", replace(settings, expert_memory=stated))).claim
+        for stated in ("all", "100KB", "50KB", "auto")
+    }
+    assert claims["all"] - claims["100KB"] > 10_000
+    assert claims["100KB"] - claims["50KB"] == 50_000
+    assert claims["auto"] == claims["all"]  # which fits
 
 
 VISION = Path(__file__).parents[3] / "foundry/models/vision"

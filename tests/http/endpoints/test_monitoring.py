@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.engine.request import CacheReport, Ended, SequenceEnded, TextDelta, Timing, Usage
 from ingot.errors import Overloaded
+from ingot.observe.metrics import ExpertStats
 from ingot.protocol.ingot_api.requests import MOST_LISTED_REQUESTS
 from tests import scripted
 from tests.http.asgi import Call, call, events
@@ -187,6 +188,27 @@ async def test_every_figure_is_told_by_its_name() -> None:
         "ingot_prompts_total[unseen]": 2,
     }.items() <= told.items()
     assert {name.removesuffix("_count") for name in told} >= HISTOGRAMS
+
+
+@pytest.mark.anyio
+async def test_a_mixture_that_does_not_fit_has_figures_of_its_experts() -> None:
+    engine = ScriptedEngine()
+    assert "expert" not in (await call(app(engine), "GET", "/metrics")).body.decode()
+    engine.figures.experts = ExpertStats(0.41, 7, 2, 1, wasted=3, bytes_read=4096, waited_s=0.25, reading_s=0.5)
+    told = figures((await call(app(engine), "GET", "/metrics")).body)
+    assert {
+        "ingot_expert_memory_share": 0.41,
+        "ingot_experts_needed_total[hit]": 7,
+        "ingot_experts_needed_total[predicted]": 2,
+        "ingot_experts_needed_total[miss]": 1,
+        "ingot_experts_wasted_total": 3,
+        "ingot_expert_rounds_total": 0,
+        "ingot_expert_read_bytes_total": 4096,
+        "ingot_expert_wait_seconds_total": 0.25,
+        "ingot_expert_read_seconds_total": 0.5,
+    }.items() <= told.items()
+    [live] = (await call(app(engine), "GET", "/v1/live")).json()["engines"]
+    assert live["memory"]["experts"]["share"] == 0.41 and live["memory"]["experts"]["misses"] == 1
 
 
 @pytest.mark.anyio

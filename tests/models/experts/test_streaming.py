@@ -145,17 +145,51 @@ def test_fewer_slots_than_a_token_has_experts_are_refused(tmp_path: Path) -> Non
         loaded(saved("qwen3_moe", tmp_path), 0.15)
 
 
-def test_experts_in_another_form_are_refused_by_name(tmp_path: Path) -> None:
-    folder = saved("qwen3_moe", tmp_path)
+def stored_otherwise(folder: Path, change: Callable[[str, dict[str, mx.array]], None]) -> None:
+    """Store the experts of every layer in another form."""
     file = folder / "model.safetensors"
     tensors = dict(mx.load(str(file)).items())
-    name = "model.layers.0.mlp.switch_mlp.up_proj.weight"
-    for expert, weight in enumerate(tensors.pop(name)):
-        tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = weight
-    for other in ("gate_proj", "down_proj"):
-        for expert, weight in enumerate(tensors.pop(name.replace("up_proj", other))):
-            tensors[f"model.layers.0.mlp.experts.{expert}.{other}.weight"] = weight
+    mx.eval(tensors)
+    for block in sorted({name.partition(".switch_mlp.")[0] for name in tensors if ".switch_mlp." in name}):
+        change(block, tensors)
     mx.save_safetensors(str(file), tensors)
+
+
+def one_by_one(block: str, tensors: dict[str, mx.array]) -> None:
+    for projection in ("gate_proj", "up_proj", "down_proj"):
+        for expert, weight in enumerate(tensors.pop(f"{block}.switch_mlp.{projection}.weight")):
+            tensors[f"{block}.experts.{expert}.{projection}.weight"] = weight
+
+
+def gates_with_ups(block: str, tensors: dict[str, mx.array]) -> None:
+    gate, up, down = (tensors.pop(f"{block}.switch_mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
+    tensors[f"{block}.experts.gate_up_proj"] = mx.concatenate([gate, up], axis=1)
+    tensors[f"{block}.experts.down_proj"] = down
+
+
+@pytest.mark.parametrize(
+    ("family", "form"), [("qwen3_moe", one_by_one), ("qwen3_5_moe", gates_with_ups)], ids=["one by one", "joint"]
+)
+def test_experts_that_the_family_stacks_or_splits_are_read_from_where_they_lie(
+    family: str, form: Callable[[str, dict[str, mx.array]], None], tmp_path: Path
+) -> None:
+    folder = saved(family, tmp_path)
+    stored_otherwise(folder, form)
+    adapter, whole = loaded(folder, 0.4), loaded(folder, 2.0, always=True)
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    assert store_of(adapter).stats.misses
+
+
+def test_experts_in_another_form_are_refused_by_name(tmp_path: Path) -> None:
+    def eight_bits(block: str, tensors: dict[str, mx.array]) -> None:
+        one_by_one(block, tensors)
+        for name in [name for name in tensors if name.startswith(f"{block}.experts.")]:
+            tensors[name], tensors[f"{name}_scale_inv"] = mx.to_fp8(tensors[name]), mx.ones((1, 1))
+
+    folder = saved("qwen3_moe", tmp_path)
+    stored_otherwise(folder, eight_bits)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ModelError, match=r"stored in another form.*ingot convert"):
         loaded(folder, 0.5)
 

@@ -22,6 +22,7 @@ from ingot.engine.request import (
     Timing,
     Usage,
 )
+from ingot.observe.metrics import ExpertStats
 from ingot.protocol.chat.answers import (
     AnswerHead,
     CacheReceipt,
@@ -241,6 +242,13 @@ def test_a_receipt_says_how_many_calls_were_read_out_of_thinking() -> None:
     for count, result in ((2, {"calls_in_thinking": 2}), (0, {})):
         receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing(), calls_in_thinking=count)))
         assert {key: receipt[key] for key in receipt.keys() & {"calls_in_thinking"}} == result
+
+
+def test_a_receipt_says_what_experts_cost_that_had_to_be_read() -> None:
+    head, stats = AnswerHead("id", 0, "model", "print"), ExpertStats(0.5, 7, 2, 1, bytes_read=4096, waited_s=0.25)
+    receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing(), experts=stats)))
+    assert receipt["experts"] == {"hits": 7, "predicted": 2, "misses": 1, "read_bytes": 4096, "waited_s": 0.25}
+    assert "experts" not in msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing())))
 
 
 @pytest.mark.parametrize(
