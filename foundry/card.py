@@ -108,7 +108,7 @@ def card(model: str) -> str:
     option = " --compile" if training.get("compiled") else ""
     name = f"{story.name} " if story.name else ""
     trainer = f"{story.trainer} " if story.trainer else f"{story.module}.train {name}"
-    tokens = f", {training['tokens'] / 1e6:.0f} million tokens" if "tokens" in training else ""
+    tokens = f", {_amount(training['tokens'])} tokens" if "tokens" in training else ""
     return f"""# {model}
 
 {story.about}
@@ -143,6 +143,10 @@ Right after training, in {story.measured_in}:
 
 Apache-2.0, like the code that made it.
 """
+
+
+def _amount(tokens: int) -> str:
+    return f"{tokens / 1e6:.0f} million" if tokens >= 1e6 else f"{tokens:,}"
 
 
 def _table(figures: dict[str, Any]) -> str:
