@@ -241,7 +241,7 @@ class Bench:
         some = Side(self._folder, share, self._disk)
         self._disk.forget(self._folder)
         speed = self._disk.measured(self._folder, some.store.expert_bytes)
-        works = [
+        works: list[tuple[str, Callable[[Side, list[list[int]]], Turn], list[int]]] = [
             (
                 ONE_STREAM if count == 1 else f"{count} streams",
                 lambda side, texts: side.decode(texts, output),
@@ -249,7 +249,9 @@ class Bench:
             )
             for count in streams
         ]
-        for work, turn, lengths in [*works, ("prefill", Side.prefill, [prefill])]:
+        if prefill:
+            works.append(("prefill", Side.prefill, [prefill]))
+        for work, turn, lengths in works:
             yield self._in_turns(some, work, speed, rounds, turn, lengths)
         some.store.check()
         some.adapter.close()
@@ -429,7 +431,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--disk-gbps", type=_numbers, help="slow reads down to these speeds (default: the disk itself)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens before an answer")
     parser.add_argument("--output", type=int, default=24, help="tokens of an answer")
-    parser.add_argument("--prefill", type=int, default=256, help="tokens of a prompt whose own speed is measured")
+    parser.add_argument("--prefill", type=int, default=256, help="tokens of a prompt whose own speed is measured, or 0")
     parser.add_argument("--rounds", type=int, default=3, help="besides one to warm up")
     parser.add_argument("--folder", type=Path, help="where shapes are written to (default: the temporary folder)")
     parser.add_argument("--tiny", action="store_true", help="small experts and few layers: shows that all of it works")
