@@ -26,9 +26,13 @@ class Story:
     reading: str
     name: str = ""
     """Said to the module, where it makes several models."""
+    trainer: str = ""
+    """The command that trains it, where that is not `train` of the module."""
+    numbers: str = "bfloat16"
+    measured_in: str = "PyTorch"
 
 
-def _language_model(name: str, about: str) -> Story:
+def _language_model(name: str, about: str, **more: str) -> Story:
     shape = SHAPES[name]
     return Story(
         about,
@@ -42,6 +46,7 @@ def _language_model(name: str, about: str) -> Story:
         "for 32 values at the end of a text of distinct pairs that fills the given number of tokens. MTP acceptance is\n"
         "how often the head's likeliest token is the model's own.",
         name,
+        **more,
     )
 
 
@@ -56,6 +61,14 @@ STORIES = {
     ),
     "hybrid": _language_model(
         "hybrid", "A Qwen3.5 text decoder: three gated-delta layers for each full-attention layer, and an MTP head."
+    ),
+    "mixture": _language_model(
+        "mixture",
+        "A Qwen3 mixture of 64 experts a layer, of which a token has eight: `dense` after sparse upcycling. Experts can be\n"
+        "read from disk on it with routing that was learned.",
+        trainer="foundry.mixture",
+        numbers="8 bits, those of experts in 4",
+        measured_in="mlx, before weights were packed",
     ),
     "vision": Story(
         "A Qwen3-VL model: a vision tower with one deepstack merger, three-axis positions, pictures and clips.",
@@ -94,17 +107,18 @@ def card(model: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
     option = " --compile" if training.get("compiled") else ""
     name = f"{story.name} " if story.name else ""
-    tokens = f", {training['tokens'] / 1e6:.0f} million tokens" if "tokens" in training else ""
+    trainer = f"{story.trainer} " if story.trainer else f"{story.module}.train {name}"
+    tokens = f", {_amount(training['tokens'])} tokens" if "tokens" in training else ""
     return f"""# {model}
 
 {story.about}
-{training["parameters"] / 1e6:.2f} million parameters in bfloat16. {story.traits}
+{training["parameters"] / 1e6:.2f} million parameters in {story.numbers}. {story.traits}
 Made to test an inference server.
 
 ## Training
 
     python -m foundry.corpus
-    python -m {story.module}.train {name}--minutes {training["minutes"]}{option} --seed {training["seed"]} --out trained/{model}
+    python -m {trainer}--minutes {training["minutes"]}{option} --seed {training["seed"]} --out trained/{model}
     python -m {story.module}.package {name}trained/{model}
 
 {training["steps"]} updates{tokens}, with {versions}.
@@ -119,7 +133,7 @@ On held-out data, on a CPU, without torch (`python -m {story.module}.evaluate{f"
 
 {_table(evaluation)}
 
-Right after training, in PyTorch:
+Right after training, in {story.measured_in}:
 
 {_table(training["figures"])}
 
@@ -129,6 +143,10 @@ Right after training, in PyTorch:
 
 Apache-2.0, like the code that made it.
 """
+
+
+def _amount(tokens: int) -> str:
+    return f"{tokens / 1e6:.0f} million" if tokens >= 1e6 else f"{tokens:,}"
 
 
 def _table(figures: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from foundry.shapes import SHAPES, Shape
 MODELS = Path(__file__).parent / "models"
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForConditionalGeneration",
 }

@@ -20,6 +20,8 @@ class Shape:
     extra: dict[str, Any]
     rate: float
     mtp: bool = False
+    made_of: str = ""
+    """The model that `foundry.mixture` makes it of; the others are trained by `foundry.train`."""
 
 
 _SHARED = {
@@ -29,6 +31,8 @@ _SHARED = {
     "tie_word_embeddings": True,
     "attention_bias": False,
 }
+
+EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 SHAPES = {
     "dense": Shape(
@@ -113,5 +117,39 @@ SHAPES = {
         {"full_attention_interval": 4, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False},
         rate=1.5e-3,
         mtp=True,
+    ),
+    "mixture": Shape(
+        "qwen3_moe",
+        "json",
+        {
+            **_SHARED,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "moe_intermediate_size": 64,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+        {
+            "rope_theta": 1000000.0,
+            "quantization": {
+                "group_size": 64,
+                "bits": 8,
+                **{
+                    f"model.layers.{layer}.mlp.switch_mlp.{part}": {"group_size": 64, "bits": 4}
+                    for layer in range(4)
+                    for part in EXPERT_PARTS
+                },
+            },
+        },
+        rate=6e-4,
+        made_of="dense",
     ),
 }

@@ -79,7 +79,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one of the foundry's language models.")
-    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("model", choices=[name for name, shape in SHAPES.items() if not shape.made_of])
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)

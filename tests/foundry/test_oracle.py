@@ -12,6 +12,8 @@ from foundry.rows import prose_tokens
 from foundry.shipped import LANGUAGE_MODELS
 
 pytestmark = pytest.mark.oracle
+PACKED = ("mixture",)
+"""As mlx packs weights, which transformers does not read."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def apart(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("model", LANGUAGE_MODELS)
+@pytest.mark.parametrize("model", [name for name in LANGUAGE_MODELS if name not in PACKED])
 def test_logits_agree_with_transformers(model: str, tokens: list[int]) -> None:
     assert apart(ours(model, tokens), theirs(model, tokens)) < 0.01
 
