@@ -309,7 +309,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if given.calls is not None:
         if importlib.util.find_spec("jsonschema") is None:
-            parser.error("--calls checks what was called with jsonschema, which `make setup` installs")
+            parser.error("--calls checks what was called with jsonschema, which `make bench` installs")
         found = count_calls(given.model, given.calls, 8, given.tokens, hold=given.hold_calls)
         print(", ".join(f"{name} {count}" for name, count in asdict(found).items()))
         return int(given.hold_calls and found.unparsable + found.invalid + found.lost > 0)
