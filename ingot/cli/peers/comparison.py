@@ -21,6 +21,8 @@ ODD_ANSWERS: Final = (ArithmeticError, AttributeError, LookupError, OSError, Typ
 """What comes of an answer that is not what its protocol says."""
 UNITS: Final = {"tokens/s": "tokens/s", "at rest": "MB", "at its peak": "MB", "tokens of an answer": "tokens"}
 SHARES: Final = ("reused", "right", "cached", "valid", "answered", "refused", "failed", "speed it keeps")
+MEMORY_NOISE: Final = 0.05
+"""Of a process that does the same again."""
 WORSE_IF_MORE: Final = ("failed", "refused")
 
 
@@ -75,9 +77,11 @@ class Figure:
     @property
     def verdict(self) -> str:
         """`ahead`, `behind` or `even`; empty where nothing can be compared. Ratios that lie on both sides of one are
-        even: another run might say the opposite."""
-        if self.unit == "tokens":
+        even: another run might say the opposite. A time or rate that was measured once gives no verdict."""
+        if self.unit == "tokens" or (len(self.ratios) == 1 and self.unit != "MB"):
             return ""
+        if self.unit == "MB" and self.ratio is not None and abs(self.ratio - 1) < MEMORY_NOISE:
+            return "even"
         if self.spread is not None:
             return "ahead" if self.spread[0] > 1 else "behind" if self.spread[1] < 1 else "even"
         ours, theirs = self.middle(OURS), self.middle(THEIRS)

@@ -72,7 +72,7 @@ class Report:
         return (
             "Servers took turns step by step. A ratio says how many times better ingot is: above 1 it is ahead. It is "
             "the median over the steps, and in brackets are the least and the greatest of one step; where they lie on "
-            "both sides of 1, the two are even."
+            "both sides of 1, the two are even. A time or rate that was measured once gives no verdict."
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def draw_ratios(matches: Sequence[Match], paths: Sequence[Path]) -> bool:
         shown = listed[:PLOTTED][::-1]
         for place, each in enumerate(shown):
             assert each.ratio is not None and each.spread is not None
-            colour = VERDICTS[each.verdict]
+            colour = VERDICTS.get(each.verdict, VERDICTS["even"])
             axes.plot(each.spread, (place, place), color=colour, linewidth=3, alpha=0.4)
             axes.plot([each.ratio], [place], "o", color=colour)
         axes.set_xscale("log")
