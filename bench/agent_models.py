@@ -53,7 +53,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write(name: str, folder: Path, progress: Progress) -> None:
-    """`default`, the packaged model, or one of `CONFIGS`. Their answers have no end."""
+    """`default`, the packaged model, or one of `CONFIGS`."""
     if name not in CONFIGS:
         model_folders.write(name, folder, progress)
         return
@@ -66,10 +66,3 @@ def write(name: str, folder: Path, progress: Progress) -> None:
     model = random_models.build(CONFIGS[name])
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
-    model_folders.make_endless(folder)
-
-
-def knows_tools(folder: Path) -> bool:
-    """Whether the chat template shows tools by itself."""
-    stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    return "tools" in str(stated.get("chat_template"))

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import model_folders, servers
-from bench.comparison import unequal
+from bench.arguments import numbers, words
 from bench.engine import measure, requests
 from bench.random_models import SHAPES
-from bench.serve import numbers, surroundings, words
 from ingot.cli.bench import LoadPlan, LoadTarget, prepare_target, run_level
 from ingot.cli.client import ServerError
+from ingot.cli.peers.report import surroundings
 from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
@@ -55,8 +55,8 @@ class Shares:
 def measure_round(target: LoadTarget, engine: Engine, plan: LoadPlan, streams: int, round_: int) -> tuple[float, float]:
     """(through HTTP, the engine's own); the engine gets prompts as long as those that came through HTTP."""
     level = run_level(target, plan, streams)
-    if (problem := unequal([level], plan.output_tokens)) is not None:
-        raise ServerError(f"{streams} streams: {problem}")
+    if level.errors or level.output_tokens != level.requests * plan.output_tokens:
+        raise ServerError(f"{streams} streams: {level.output_tokens} tokens, and errors: {level.errors}")
     prompt = round(level.prompt_tokens / level.requests)
     vocab = engine.card.vocab - 1
     measure(engine, requests(f"warm-up-{round_}-{streams}", plan.warmup, prompt, plan.output_tokens, vocab))

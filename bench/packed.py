@@ -261,7 +261,7 @@ def mixtures(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
     for name, mixture in (TINY_MIXTURES if arguments.tiny else MIXTURES).items():
         for tokens in (5, 40) if arguments.tiny else (128, 512, 2048):
             trial = MixtureTrial(mixture, tokens)
-            work = trial.ours(run, GROUPED_TUNING)
+            work = _grouped(trial, run, GROUPED_TUNING)
             parts = [clock.seconds(part, trial.x, 8) for part in _parts_of(work, trial.chosen)]
             print(f"{name:>14} {tokens:5}  {_experts_speed(trial, parts[-1])}", end="", flush=True)
             print(f"  (sorted {parts[0] * 1e3:.3f}, gated {parts[1] * 1e3:.3f})", end="", flush=True)
@@ -273,7 +273,7 @@ def mixtures(device: Device, clock: Clock, arguments: argparse.Namespace) -> Non
                 print(f"  off {float(mx.abs(found - wanted).max() / mx.abs(wanted).max()):.4f}", end="")
             print(flush=True)
         for tuning in () if arguments.tiny else GROUPED:
-            taken = clock.seconds(partial(trial.ours(run, tuning), chosen=trial.chosen), trial.x, 8)
+            taken = clock.seconds(partial(_grouped(trial, run, tuning), chosen=trial.chosen), trial.x, 8)
             units = "" if tuning.units else ", units that read registers"
             said = f"{tuning.rows[0]} rows, {tuning.fours * 4} warps, {tuning.stages} stages{units}"
             print(f"{'':20}  {_experts_speed(trial, taken)}  {said}", flush=True)
@@ -288,8 +288,15 @@ def _parts_of(work: GroupedExperts, chosen: mx.array) -> list[Callable[[mx.array
     ]
 
 
+def _grouped(trial: MixtureTrial, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
+    activation: Any = "swiglu_oai" if trial.mixture.clipped else "silu"
+    weights = (trial.gate, trial.up, trial.down)
+    return GroupedExperts(run, *weights, dtype=mx.bfloat16, activation=activation, tuning=tuning)
+
+
 def _experts_speed(trial: MixtureTrial, taken: float) -> str:
-    return f"{taken * 1e3:8.3f} ms {trial.flops / taken / 1e12:6.1f} TFLOP/s"
+    flops = 6 * trial.chosen.size * trial.mixture.hidden * trial.mixture.inner
+    return f"{taken * 1e3:8.3f} ms {flops / taken / 1e12:6.1f} TFLOP/s"
 
 
 def cuts(device: Device, clock: Clock, arguments: argparse.Namespace) -> None:

@@ -24,9 +24,12 @@ import mlx.core as mx
 
 from ingot.kernels.device import Device, current_device
 from ingot.kernels.gpu.launcher import kernel_launcher
+from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows
+from ingot.kernels.paged_attention.selfcheck import plain_attention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, MatrixTuning
 from ingot.kernels.selfcheck import BOUNDS
-from ingot.measure.trials import PAGE, PagedTrial, seconds
+from ingot.measure.subjects import work_seconds
+from ingot.measure.trials import PAGE, PagedTrial
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"
@@ -76,8 +79,8 @@ def measure(trial: PagedTrial, rows: str, repeats: int) -> Figure:
     off = mx.abs(trial.paged().astype(mx.float32) - trial.gathered().astype(mx.float32)).max()
     paged, gathered = [], []
     for _ in range(ROUNDS):
-        paged.append(seconds(trial.paged, repeats))
-        gathered.append(seconds(trial.gathered, 1))
+        paged.append(work_seconds(trial.paged, repeats))
+        gathered.append(work_seconds(trial.gathered, 1))
     taken = statistics.median(paged)
     return Figure(
         _shape_name(trial.shape), rows, taken, statistics.median(gathered), trial.bytes(), float(off), trial.width
@@ -132,6 +135,25 @@ def _off(found: mx.array, wanted: mx.array) -> float:
     return float(mx.abs(found - wanted).max() / mx.abs(wanted).max())
 
 
+def _alone(trial: PagedTrial) -> mx.array:
+    """What the last query of each row gives if it is the only one asked for."""
+    last = mx.contiguous(trial.queries[trial.width - 1 :: trial.width])
+    return trial.attention.attend(last, KernelRows.of(trial.tables, trial.lengths), trial.slabs, trial.after)
+
+
+def _exact(trial: PagedTrial) -> mx.array:
+    """By plain operations in float32, one row after another: for short ones."""
+    made = []
+    for row, (table, length) in enumerate(zip(trial.tables, trial.lengths, strict=True)):
+        keys, values = (
+            mx.concatenate([slabs[page // PAGE_LIMIT][page % PAGE_LIMIT] for page in table], axis=1)[:, :length]
+            for slabs in (trial.slabs.keys, trial.slabs.values)
+        )
+        asked = trial.queries[row * trial.width : (row + 1) * trial.width]
+        made.append(plain_attention(asked, *trial.seen(keys, values), scale=trial.scale))
+    return mx.concatenate(made)
+
+
 def measure_ways(device: Device, shape: AttentionShape, longest: int, arguments: argparse.Namespace) -> list[Way]:
     """For rows alike, one row, a shorter one, and some of awkward lengths, which float32 tells right from wrong."""
     lengths = ([longest] * arguments.rows, [longest], [longest // 4])
@@ -141,12 +163,12 @@ def measure_ways(device: Device, shape: AttentionShape, longest: int, arguments:
         firsts: dict[str, float] = {}
         for width in (int(width) for width in arguments.widths.split(",")):
             trial.ask(width)
-            wanted = trial.gathered() if rows in alike else trial.exact()
+            wanted = trial.gathered() if rows in alike else _exact(trial)
             for name, tuning in WAYS.items():
                 trial.cut(tuning)
                 found = trial.paged()
-                off, same = _off(found, wanted), mx.array_equal(found[width - 1 :: width], trial.alone()).item()
-                taken = statistics.median(seconds(trial.paged, arguments.repeats) for _ in range(ROUNDS))
+                off, same = _off(found, wanted), mx.array_equal(found[width - 1 :: width], _alone(trial)).item()
+                taken = statistics.median(work_seconds(trial.paged, arguments.repeats) for _ in range(ROUNDS))
                 over = taken / firsts.setdefault(name, taken)
                 made.append(Way(name, _shape_name(shape), rows, width, taken, trial.bytes(), over, off, bool(same)))
                 print(made[-1], flush=True)

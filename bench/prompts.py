@@ -22,7 +22,7 @@ from ingot.kernels.gpu.launcher import kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
-from ingot.measure.trials import seconds
+from ingot.measure.subjects import work_seconds
 
 SHAPES = "32/8x128,16/4x256,64/8x64"
 
@@ -80,12 +80,12 @@ def compare(shape: AttentionShape, before: int, width: int, warps: list[int], re
         for each in warps
     }
     first, plain = once(trial.gathered), trial.gathered().astype(mx.float32)
-    taken = seconds(trial.gathered, repeats)
+    taken = work_seconds(trial.gathered, repeats)
     name = f"{shape.heads}/{shape.kv_heads}x{shape.key_size} {width} behind {before}"
     print(f"{name:32} MLX       {_said(taken, trial)}, the first time {first * 1e3:.1f} ms", flush=True)
     for each, attention in attentions.items():
         off = mx.abs(trial.paged(attention).astype(mx.float32) - plain).max().item()
-        own = seconds(lambda attention=attention: trial.paged(attention), repeats)  # type: ignore[misc]
+        own = work_seconds(lambda attention=attention: trial.paged(attention), repeats)  # type: ignore[misc]
         print(f"{name:32} {each} warps   {_said(own, trial)}, {taken / own:.2f}x, off {off:.4f}", flush=True)
 
 

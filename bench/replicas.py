@@ -24,10 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import agent_models, servers
-from bench.agent import Course, Player
-from bench.agent_session import Session
-from bench.serve import surroundings
 from ingot.cli.client import ServerClient, ServerError
+from ingot.cli.peers.session import Course, Player, Session, reused_share
 from ingot.errors import IngotError
 from ingot.models.files.progress import TerminalProgress
 
@@ -90,15 +88,13 @@ def _play(
     course, lock = Course(chosen.turns, chosen.tokens), threading.Lock()
     # Each with a key of its own, by which a router can tell sessions apart.
     doors = [replace(door, client=ServerClient(door.client.url, f"agent-{seed + n}")) for n in range(chosen.agents)]
-    players = [
-        Player(f"agent {n}", own, Session(True, seed=seed + n), course, forced=False) for n, own in enumerate(doors)
-    ]
+    players = [Player(own.client, own.model, Session(True, seed=seed + n), course) for n, own in enumerate(doors)]
     done, failed, broken = 0, 0, list[IngotError]()
 
     def run(player: Player) -> None:
         nonlocal done, failed
         tries = 0
-        while len(player.replay.turns) < chosen.turns and tries <= RETRIES:
+        while len(player.turns) < chosen.turns and tries <= RETRIES:
             try:
                 player.step()
             except ServerError as error:
@@ -107,7 +103,6 @@ def _play(
                     failed += 1
                 if tries > RETRIES:
                     broken.append(error)
-                player.replay.messages.pop()
                 time.sleep(0.2)
                 continue
             with lock:
@@ -123,11 +118,10 @@ def _play(
     seconds = time.perf_counter() - began
     if broken:
         raise broken[0]
-    turns = [turn for player in players for turn in player.replay.turns]
-    possible = sum(turn.possible for turn in turns)
-    taken = sum(min(turn.cached_tokens or 0, turn.possible) for turn in turns)
+    turns = [turn for player in players for turn in player.turns]
     served = tuple(_served(each) - first for each, first in zip(behind, before, strict=True))
-    return Outcome(taken / max(1, possible), seconds, sum(turn.prompt_tokens for turn in turns), served, failed)
+    tokens = sum(turn.heard.prompt_tokens for turn in turns)
+    return Outcome(reused_share(turns) or 0.0, seconds, tokens, served, failed)
 
 
 def _served(server: servers.Running) -> int:
@@ -181,7 +175,6 @@ def read(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = read(sys.argv[1:] if arguments is None else arguments)
-    surroundings()
     try:
         run(chosen)
     except IngotError as error:

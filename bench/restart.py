@@ -29,10 +29,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.restore import ended, request
-from bench.serve import surroundings
 from ingot.cache.archive import StoredRecord, TensorShape
 from ingot.cache.disk.record_file import FileSystem, RecordHeader, RecordOwner, hex_digest, tensor_checksums
 from ingot.cache.disk.store import DiskLimits, RecordStore
+from ingot.cli.peers.report import surroundings
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.config.keys import ArchiveKey
 from ingot.engine.engine import Engine

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.serve import surroundings
+from ingot.cli.peers.report import surroundings
 from ingot.config import DEFAULT_MODEL, Settings
 from ingot.engine.admission import EngineLimits
 from ingot.engine.core import LoadedModel

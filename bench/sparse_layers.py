@@ -11,12 +11,12 @@ import sys
 from itertools import islice
 from typing import Any
 
-from bench.sparse_quality import KEEPS, ByDraft, Judge, recalls, tallied
+from bench.sparse_quality import KEEPS, ByDraft, Judge, by_statistics, recalls, tallied
 from foundry.package import MODELS
 from foundry.shapes import SHAPES
 from ingot.cache.batch_state import BatchState
-from ingot.engine.specprefill.scorers import AttentionCapture, rarity_scores
-from ingot.engine.specprefill.selection import PromptScores
+from ingot.engine.specprefill.scorers import AttentionCapture
+from ingot.engine.specprefill.selection import ScoredPrompt
 
 ASKING = 32
 """Tokens at the end of a prompt that ask."""
@@ -35,7 +35,7 @@ def by_layers(adapter: Any, count: int) -> Judge:
 
     from ingot.cache.forward_batch import ForwardPart
 
-    def judge(prompt: tuple[int, ...]) -> PromptScores:
+    def judge(prompt: tuple[int, ...]) -> ScoredPrompt:
         rows = adapter.new_batch_state()
         row, tokens, asking = rows.new(), mx.array(prompt, dtype=mx.uint32), len(prompt) - ASKING
         for begin in range(0, asking, PIECE):
@@ -66,14 +66,14 @@ def main() -> int:
     )
     layers = len(AttentionCapture(apart.new_batch_state()).layers)
     judges: dict[str, Judge] = {f"first {count} of {layers}": by_layers(apart, count) for count in range(1, layers)}
-    judges["statistics"] = rarity_scores
+    judges["statistics"] = by_statistics
     judges["draft"] = ByDraft(adapters.load_model_adapter(MODELS / "draft", here))
     samples = list(islice(recalls(SHAPES[asked.model].style, asked.length, 0), asked.samples))
-    found = tallied(target, judges, samples)
+    found, _ = tallied(target, judges, samples)
     print(f"{asked.model}: right answers (and their perplexity) by computed fraction")
     print(f"| chosen by | {' | '.join(map(str, KEEPS))} |", "|---" * (1 + len(KEEPS)) + "|", sep="\n")
     for name in judges:
-        print(f"| {name} | {' | '.join(str(found[samples[0].task, name, keep]) for keep in KEEPS)} |")
+        print(f"| {name} | {' | '.join(str(found[samples[0].task, name, str(keep)]) for keep in KEEPS)} |")
     return 0
 
 

@@ -2,12 +2,16 @@
 
 python -m bench.sparse_quality --model dense --samples 16
 python -m bench.sparse_quality --model hybrid --tasks 1024,required:1200 --first-seed 5000
+python -m bench.sparse_quality --choosers draft --tasks 1024 --fractions 0.1,0.05,0.02 --qualities 0.99,0.9
 
 `recall` is the share of questions about pairs in a text of that many tokens whose answer is right to the last token,
 `tools` the same for tool calls after a question about prose of that many tokens and its answer. The models were never
 trained to call tools after long texts, and some calls are wrong even with all tokens; those count, too, or any change
 would look like a loss. For `required` calls the opening is given, as a server does it then: what counts is which tool
 is called with which arguments. `perplexity` is that of the right answers.
+
+With a quality, the draft model keeps as many of the best tokens as have that share of its concentrated attention. The
+second table shows what that share says: how many answers are right, by the share that was kept, whatever chose it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +35,15 @@ from foundry.tool_lessons import tool_lesson
 from ingot.engine.request import Request, TokenRange
 from ingot.engine.sequence import TokenSequence as Reading
 from ingot.engine.specprefill.scorers import rarity_scores
-from ingot.engine.specprefill.selection import CHUNK_TOKENS, PromptScores, required_tokens, select_tokens
+from ingot.engine.specprefill.selection import CHUNK_TOKENS, ScoredPrompt, required_tokens, select_tokens
 
 KEEPS = (0.5, 0.3, 0.2, 0.1)
+QUALITIES = (0.99, 0.9)
+MASSES = (0.99, 0.9, 0.8, 0.6, 0.4, 0.2, 0.0)
+"""Of the shares of attention that were kept, the lowest of each row of the second table."""
 TASKS = "1024,2048,3800,tools:1200,required:1200"
 """Lengths of texts to recall pairs of, and of those that were asked about before tools are called."""
-Judge = Callable[[tuple[int, ...]], PromptScores]
+Judge = Callable[[tuple[int, ...]], ScoredPrompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,13 @@ class Sample:
     whole: tuple[TokenRange, ...] = ()
 
 
+class Outcome(NamedTuple):
+    right: bool
+    nats: float
+    tokens: int
+    kept: float
+
+
 @dataclass(slots=True)
 class Tally:
     right: int = 0
@@ -54,6 +68,13 @@ class Tally:
     nats: float = 0.0
     tokens: int = 0
     kept: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.count += 1
+        self.right += outcome.right
+        self.nats += outcome.nats
+        self.tokens += outcome.tokens
+        self.kept += outcome.kept
 
     def __str__(self) -> str:
         shares = f"{self.right / self.count:.2f} ({np.exp(self.nats / self.tokens):.2f})"
@@ -118,9 +139,14 @@ def _ends_in_common(long: Sequence[int], short: Sequence[int]) -> tuple[TokenRan
     return (0, begin), (len(long) - end, len(long))
 
 
-def by_chance(prompt: tuple[int, ...]) -> PromptScores:
+def by_chance(prompt: tuple[int, ...]) -> ScoredPrompt:
     dice = np.random.default_rng(len(prompt))
-    return np.repeat(dice.random(-(-len(prompt) // CHUNK_TOKENS), dtype=np.float32), CHUNK_TOKENS)[: len(prompt)]
+    chunks = dice.random(-(-len(prompt) // CHUNK_TOKENS), dtype=np.float32)
+    return ScoredPrompt(np.repeat(chunks, CHUNK_TOKENS)[: len(prompt)])
+
+
+def by_statistics(prompt: tuple[int, ...]) -> ScoredPrompt:
+    return ScoredPrompt(rarity_scores(prompt))
 
 
 class ByDraft:
@@ -135,14 +161,14 @@ class ByDraft:
         )
         self._scorer = DraftScorer(DraftModel(adapter, budget))
 
-    def __call__(self, prompt: tuple[int, ...]) -> PromptScores:
+    def __call__(self, prompt: tuple[int, ...]) -> ScoredPrompt:
         scoring = self._scorer.score(Reading(Request("bench", (prompt,), cache=False), 0, 0, prompt, 1, 0))
         while True:
             try:
                 next(scoring)
             except StopIteration as done:
-                scores: PromptScores = done.value
-                return scores
+                scored: ScoredPrompt = done.value
+                return scored
 
 
 def answered(adapter: Any, sample: Sample, kept: np.ndarray) -> tuple[bool, float]:
@@ -164,23 +190,44 @@ def answered(adapter: Any, sample: Sample, kept: np.ndarray) -> tuple[bool, floa
     return right, -float(likely.sum().item())
 
 
-def tallied(target: Any, judges: dict[str, Judge], samples: Sequence[Sample]) -> dict[tuple[str, str, float], Tally]:
-    """By task, who chose, and the share that he chose."""
+Found = dict[tuple[str, str, str], Tally]
+"""By task, who chose, and how much."""
+
+
+def tallied(
+    target: Any,
+    judges: dict[str, Judge],
+    samples: Sequence[Sample],
+    keeps: Sequence[float] = KEEPS,
+    qualities: Sequence[float] = (),
+) -> tuple[Found, dict[float, Tally]]:
+    """What came of each choice; and of all whose judge attends to something, by MASSES."""
     window = max((group.window or 0 for group in target.new_batch_state().groups), default=0)
-    found: dict[tuple[str, str, float], Tally] = {}
+    found: Found = {}
+    by_mass: dict[float, Tally] = {}
     for sample in samples:
         flags = required_tokens(len(sample.prompt), sample.whole, window=window)
-        chosen = {("all", 1.0): np.arange(len(sample.prompt))}
+        chosen: dict[tuple[str, str], tuple[np.ndarray, float | None]] = {
+            ("all", "1.0"): (np.arange(len(sample.prompt)), None)
+        }
         for name, judge in judges.items():
-            scores = judge(sample.prompt)
-            chosen |= {(name, keep): select_tokens(scores, flags, keep) for keep in KEEPS}
-        for (name, keep), kept in chosen.items():
-            right, nats = answered(target, sample, kept)
-            tally = found.setdefault((sample.task, name, keep), Tally())
-            tally.right, tally.count = tally.right + right, tally.count + 1
-            tally.nats, tally.tokens = tally.nats + nats, tally.tokens + len(sample.answer)
-            tally.kept += len(kept) / len(sample.prompt)
-    return found
+            scored = judge(sample.prompt)
+            for keep in keeps:
+                kept = select_tokens(scored.scores, flags, keep)
+                chosen[name, str(keep)] = kept, scored.kept_mass(kept, flags)
+            for quality in qualities if scored.mass is not None else ():
+                kept = select_tokens(scored.scores, flags, 1.0, mass=scored.mass, quality=quality)
+                chosen[name, f"quality {quality}"] = kept, scored.kept_mass(kept, flags)
+        for (name, much), (kept, mass) in chosen.items():
+            result = Outcome(*answered(target, sample, kept), len(sample.answer), len(kept) / len(sample.prompt))
+            found.setdefault((sample.task, name, much), Tally()).add(result)
+            if mass is not None:
+                by_mass.setdefault(next(least for least in MASSES if mass >= least), Tally()).add(result)
+    return found, by_mass
+
+
+def numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",") if part]
 
 
 def main() -> int:
@@ -189,26 +236,33 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--tasks", default=TASKS)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--choosers", default="draft,statistics,chance")
+    parser.add_argument("--fractions", type=numbers, default=KEEPS)
+    parser.add_argument("--qualities", type=numbers, default=QUALITIES)
     asked = parser.parse_args()
     from ingot.kernels.device import current_device
     from ingot.models import adapter as adapters
 
     here, style = current_device(), SHAPES[asked.model].style
     target = adapters.load_model_adapter(MODELS / asked.model, here)
-    judges: dict[str, Judge] = {
-        "draft": ByDraft(adapters.load_model_adapter(MODELS / "draft", here)),
-        "statistics": rarity_scores,
-        "chance": by_chance,
+    made: dict[str, Callable[[], Judge]] = {
+        "draft": lambda: ByDraft(adapters.load_model_adapter(MODELS / "draft", here)),
+        "statistics": lambda: by_statistics,
+        "chance": lambda: by_chance,
     }
+    judges = {name: made[name]() for name in asked.choosers.split(",")}
     tasks = asked.tasks.split(",")
     samples = [sample for task in tasks for sample in islice(posed(task, style, asked.first_seed), asked.samples)]
-    found = tallied(target, judges, samples)
+    found, by_mass = tallied(target, judges, samples, asked.fractions, asked.qualities)
     tasks = list(dict.fromkeys(sample.task for sample in samples))
     print(f"{asked.model}: right answers (and their perplexity) by computed fraction")
     print(f"| chosen by | fraction | {' | '.join(tasks)} |")
     print("|---" * (2 + len(tasks)) + "|")
-    for name, keep in dict.fromkeys((name, keep) for _, name, keep in found):
-        print(f"| {name} | {keep} | {' | '.join(str(found[task, name, keep]) for task in tasks)} |")
+    for name, much in dict.fromkeys((name, much) for _, name, much in found):
+        print(f"| {name} | {much} | {' | '.join(str(found[task, name, much]) for task in tasks)} |")
+    print("| attention kept | answers | right |\n|---|---|---|")
+    for least, tally in sorted(by_mass.items(), reverse=True):
+        print(f"| {least} and more | {tally.count} | {tally} |")
     return 0
 
 

@@ -72,7 +72,7 @@ def extras_command(extra: str) -> str:
     own = Path(sys.executable).parent / "ingot"
     if (found := shutil.which("ingot")) is not None and Path(found).absolute() == own.absolute():
         return f"ingot extras add {extra}"
-    program = [str(own)] if own.is_file() else [sys.executable, "-m", "ingot.cli.main"]
+    program = [str(own)] if own.is_file() else [sys.executable, "-m", "ingot"]
     return shlex.join([*program, "extras", "add", extra])
 
 

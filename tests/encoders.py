@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.pooling import ServedPoolingModel
 from ingot.engine.request import PoolingModelCard, PoolingTask
 from ingot.text.tokenizer.encoder_inputs import PairInputs, RerankInputs, TextInputs
 from ingot.text.tokenizer.length_bounds import TokenFloor

@@ -24,6 +24,7 @@ class FakeTower:
 
     deep: int = 0
     axes: None = None
+    stand_in: None = None
     bidirectional: bool = False
     modules: Sequence[Any] = ()
     fails: type[Exception] | None = None

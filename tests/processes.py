@@ -30,7 +30,7 @@ ROOT: Final = Path(__file__).parents[1]
 INGOT: Final = str(Path(sys.executable).with_name("ingot"))
 IMPORTED: Final = (
     *("ingot.cli.serve", "ingot.cli.models", "ingot.cli.chat", "ingot.cli.bench", "ingot.http.app"),
-    *("ingot.http.endpoints.table", "ingot.http.response_runs", "ingot.engine.loading.fleet_models"),
+    *("ingot.http.endpoints.table", "ingot.http.endpoints.responses", "ingot.engine.loading.fleet_models"),
     *("ingot.engine.loading.model_loader", "ingot.engine.loading.language_model", "ingot_native"),
     *("ingot.engine.loading.pooling_and_speech", "ingot.distributed.leader", "ingot.distributed.follower"),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "uvicorn.loops.asyncio", "uvicorn.lifespan.off"),

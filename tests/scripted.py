@@ -31,6 +31,7 @@ from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import ModelCard
+from ingot.engine.speculation.proposer import Proposer
 from ingot.kernels.device import Device, current_device
 from ingot.models.adapter import ModelAdapter
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -224,6 +225,7 @@ def start(
     device: Device | None = None,
     wait: Wait = lambda width: None,
     fills: bool = False,
+    proposers: Sequence[Proposer] = (),
 ) -> Engine:
     """A running engine, whose answers are the script's. The caller closes it. `wait` is called before each launch;
     `fills`: it fills in the middle too."""
@@ -245,7 +247,7 @@ def start(
         }
         made = ScriptedAdapter(**{each.name: known.get(each.name) for each in fields(ModelAdapter)})
         budget = MemoryBudget(MEMORY, 0, footprint, context=context, widest=WIDEST, rows=32)
-        card = replace(CARD, name=name, context=context)
-        return LoadedModel(made, spelling, card, budget, cache_bytes)
+        card = replace(CARD, name=name, context=context, proposers=tuple(each.name for each in proposers))
+        return LoadedModel(made, spelling, card, budget, cache_bytes, proposers=proposers)
 
     return Engine(load, limits or EngineLimits())

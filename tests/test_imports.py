@@ -17,9 +17,9 @@ MODULES = {
 MLX = ("mlx", "mlx_lm", "transformers", "torch")
 
 FLOORS = (
-    *("cli", "measure", "agents", "http", "mcp", "protocol", "engine", "distributed", "models", "cache", "kernels"),
-    *("upstream", "config", "text", "media", "observe", "web", "extras", "errors", "shares", "process", "quantities"),
-    "version",
+    *("__main__", "cli", "measure", "agents", "http", "mcp", "protocol", "engine", "distributed", "models", "cache"),
+    *("kernels", "upstream", "config", "text", "media", "observe", "web", "extras", "errors", "shares", "process"),
+    *("quantities", "version"),
 )
 """From the top down. Imports go down, or stay."""
 CHECKS = {("config", "mcp"), ("config", "protocol"), ("config", "engine"), ("config", "cache")}

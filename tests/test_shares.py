@@ -23,9 +23,8 @@ from ingot.http.body import RequestBodies
 from ingot.http.capture import CaptureFolder
 from ingot.http.connections import MOST_WAITING_CONNECTIONS, OpenConnections
 from ingot.http.endpoints import cache
-from ingot.http.lanes import FairTurns
 from ingot.http.response_store import ResponseStore, StoreLimits
-from ingot.http.shared_state import SharedState
+from ingot.http.shared_state import FairTurns, SharedState
 from ingot.media import worker
 from ingot.media.worker import MediaClient, WorkerPool
 from ingot.shares import LEDGER, Shares, SharesPerSecond

@@ -60,7 +60,7 @@ def test_importing_the_product_then_the_whole_of_mlx_lm_and_then_what_sees_leave
 
 
 def test_a_server_starts_without_transformers_and_the_hub(tmp_path: Path) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "ingot.cli.main", "serve", str(DENSE), "--port", "0"]
+    command = [sys.executable, "-X", "importtime", "-m", "ingot", "serve", str(DENSE), "--port", "0"]
     with (tmp_path / "imports").open("w+") as imports:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=imports, text=True, env=environment(tmp_path)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.serve import numbers
+from bench.arguments import numbers
 from ingot.distributed.hosts import local_hosts, rank_environments
 
 LIMIT_S = 120.0

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench import plots
 from bench.soak.watch import Sight
+from ingot.cli import plots
 from ingot.errors import ConfigError
 from ingot.extras import require_extra
 

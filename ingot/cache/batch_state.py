@@ -2,15 +2,16 @@
 recurrent states.
 
 What is copied: a row that continues from within a page that others have continued copies that page (`launch`);
-recurrent states are copied when a record is taken or restored, before tokens that may be taken back (or before each of
-them), and when there are more rows than ever before. Joining, leaving, growing and reusing cached prefixes copy
-nothing.
+recurrent states are copied when a record is taken or restored, before tokens that may be taken back (unless kernels
+write to another slot, or return the states before each of them), and when there are more rows than ever before.
+Joining, leaving, growing and reusing cached prefixes copy nothing.
 
 Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -29,6 +30,9 @@ from ingot.cache.pages import PageCopy, PageTable
 
 
 class BatchState:
+    _has_spares = True
+    """Whether rows may change their slots."""
+
     def __init__(
         self,
         layers: list[LayerState],
@@ -59,6 +63,7 @@ class BatchState:
         """Called when pages became smaller."""
         self._slots = 1
         self._free = [0]  # slots
+        self._spares = 0  # slots that rows may be rewound to, or have come from
         self._recurrent = [state for state in self.states if isinstance(state, RecurrentState)]
 
     @property
@@ -68,7 +73,7 @@ class BatchState:
     @property
     def count(self) -> int:
         """Rows that there are now."""
-        return self._slots - len(self._free)
+        return self._slots - len(self._free) - self._spares
 
     @property
     def nbytes(self) -> int:
@@ -78,7 +83,7 @@ class BatchState:
     @property
     def held_bytes(self) -> int:
         """The part of it that rows and records use."""
-        return sum(group.held_bytes for group in self.groups) + self.slot_bytes * self.count
+        return sum(group.held_bytes for group in self.groups) + self.slot_bytes * (self._slots - len(self._free))
 
     @property
     def _stored(self) -> int:
@@ -95,10 +100,7 @@ class BatchState:
 
     def new(self, *, exact: bool = False, lora: int = 0) -> Row:
         """A row without tokens. One that is `exact` is never coded; `lora` is the slot of its adapter."""
-        if not self._free:
-            self._free = list(range(self._slots, 2 * self._slots))
-            self._resize(2 * self._slots)
-        return Row(self._free.pop(0), tuple(PageTable(group.pages) for group in self.groups), exact=exact, lora=lora)
+        return Row(self._take_slot(), tuple(PageTable(group.pages) for group in self.groups), exact=exact, lora=lora)
 
     def leave(self, row: Row) -> None:
         """Remove a row. Pages that records hold stay."""
@@ -106,8 +108,8 @@ class BatchState:
             table.release()
         for state in self._recurrent:
             state.leave(row.slot)
-        self._free.append(row.slot)
-        self._free.sort()
+        self._forget(row)
+        insort(self._free, row.slot)
 
     def trim(self) -> bool:
         """Free unused memory while nothing runs. Returns whether there was any."""
@@ -149,10 +151,17 @@ class BatchState:
         assert mixed or len(parts) == 1
         batches = tuple(_open_batch(part) for part in parts)
         self._remember(parts)
-        self._encode(batches)
-        self._make_room(batches)
-        with self._opened(self.layers, batches, mixed=mixed):
-            yield [layer.as_cache for layer in self.layers]
+        try:
+            self._encode(batches)
+            self._make_room(batches)
+            with self._opened(self.layers, batches, mixed=mixed):
+                yield [layer.as_cache for layer in self.layers]
+        except BaseException:
+            for row in (row for part in parts for row in part.rows):
+                if row.target is not None:
+                    self._free_spare(row.target)
+                    row.before = row.target = None
+            raise
         for part, batch in zip(parts, batches, strict=True):
             self._advance(part, batch)
         self._store_earlier_states(parts)
@@ -199,21 +208,19 @@ class BatchState:
                         row.tables[group.number].rewind(row.length)
 
     def _remember(self, parts: Sequence[ForwardPart]) -> None:
-        """Copy the recurrent states that rows with tentative tokens may be rewound to; or have the layers return
-        them."""
-        if not any(part.tentative for part in parts):
-            for state in self._recurrent:
-                state.wanted = 0
-            for part in parts:
-                for row in part.rows:
-                    row.before = None
-            return
-        earlier = self._earlier(parts)
+        """See that rows with tentative tokens can be rewound: have the layers write their recurrent states to spare
+        slots, or return those before each token, or copy them."""
+        for row in (row for part in parts for row in part.rows):
+            self._forget(row)
+        earlier = self._earlier(parts) if any(part.tentative for part in parts) else 0
         for state in self._recurrent:
             state.wanted = earlier
-        for part in parts:
-            for row in part.rows:
-                row.before = self._before(row) if part.tentative and self._recurrent and not earlier else None
+        if earlier or not self._recurrent:
+            return
+        for row in (row for part in parts if part.tentative for row in part.rows):
+            row.target = self._take_spare()
+            states = () if row.target is not None else tuple(state.row(row.slot) for state in self._recurrent)
+            row.before = RewindPoint(row.length, row.position, row.slot if row.target is not None else None, states)
         copies = [row.before for part in parts for row in part.rows if row.before is not None]
         # Now, as the forward pass writes to the slots.
         mx.async_eval([array for before in copies for state in before.states for array in state if array is not None])
@@ -237,8 +244,30 @@ class BatchState:
         for state in self._recurrent:
             state.forget_earlier()
 
-    def _before(self, row: Row) -> RewindPoint:
-        return RewindPoint(row.length, row.position, tuple(state.row(row.slot) for state in self._recurrent))
+    def _forget(self, row: Row) -> None:
+        """It is not rewound any more."""
+        before, row.before = row.before, None
+        if before is not None and before.slot is not None:
+            self._free_spare(before.slot)
+
+    def _take_spare(self) -> int | None:
+        """A slot that belongs to no row; None where the layers cannot use one, or it would take too much memory."""
+        if not self._has_spares or not all(state.moves_rows for state in self._recurrent):
+            return None
+        if not self._free and self._slots * self.slot_bytes > self._earlier_bytes:
+            return None
+        self._spares += 1
+        return self._take_slot()
+
+    def _free_spare(self, slot: int) -> None:
+        self._spares -= 1
+        insort(self._free, slot)
+
+    def _take_slot(self) -> int:
+        if not self._free:
+            self._free = list(range(self._slots, 2 * self._slots))
+            self._resize(2 * self._slots)
+        return self._free.pop(0)
 
     def rewind(self, row: Row, length: int) -> int:
         """Take back the tokens from `length` on, all tentative in the row's last forward pass, of which no record was
@@ -248,13 +277,16 @@ class BatchState:
         accepted tokens must be computed again.
         """
         before, row.before = row.before, None
+        if before is not None and before.slot is not None:
+            row.slot, spare = (row.slot, before.slot) if length == row.length else (before.slot, row.slot)
+            self._free_spare(spare)
         if length == row.length:
             return length
         if before is not None and before.earlier:
             for state, (arrays, index) in zip(self._recurrent, before.earlier, strict=True):
                 state.put(row.slot, [array[row.length - length - 1, index : index + 1] for array in arrays])
         elif before is not None:
-            for state, parts in zip(self._recurrent, before.states, strict=True):
+            for state, parts in zip(self._recurrent if before.slot is None else (), before.states, strict=True):
                 state.put(row.slot, parts)
             length = before.length
         row.position -= row.length - length
@@ -327,6 +359,7 @@ class BatchState:
 
     def _advance(self, part: ForwardPart, batch: ForwardBatch) -> None:
         for row in batch.rows:
+            row.slot, row.target = row.slot_after, None
             row.length += batch.width
             row.position = row.position + batch.width if part.following is None else part.following
             for group in self.groups:

@@ -38,17 +38,24 @@ class Row:
     length: int = 0
     position: int = 0
     before: RewindPoint | None = None  # its state before tokens that may be taken back
+    target: int | None = None  # the slot that the open forward pass writes to, where that is another
     exact: bool = False  # its pages are never coded
     lora: int = 0  # the slot of its adapter; 0: none
+
+    @property
+    def slot_after(self) -> int:
+        """Where its recurrent states are after the open forward pass."""
+        return self.slot if self.target is None else self.target
 
 
 @dataclass(frozen=True, slots=True)
 class RewindPoint:
-    """The states of a row's recurrent layers before its last forward pass, or without the last token of that, without
-    the last two, and so on."""
+    """The states of a row's recurrent layers before its last forward pass, in a slot of their own or as copies; or
+    without the last token of that, without the last two, and so on."""
 
     length: int
     position: int
+    slot: int | None = None
     states: tuple[list[mx.array | None], ...] = ()  # of each such layer
     earlier: tuple[tuple[Sequence[mx.array], int], ...] = ()
     """The latter: parts [tokens taken back - 1, rows of the batch, ...], and the row's index there."""
@@ -110,6 +117,11 @@ class ForwardBatch:
         rows = enumerate(zip(self.rows, self.starts, strict=True))
         return tuple((number * self.width, self.width, row.slot, start) for number, (row, start) in rows)
 
+    @cached_property
+    def targets(self) -> tuple[int, ...]:
+        """The slots that the rows' recurrent states are written to."""
+        return tuple(row.slot_after for row in self.rows)
+
     @property
     def has_stated_positions(self) -> bool:
         return self.stated is not None
@@ -163,6 +175,10 @@ class MixedBatch:
             for (begin, _), part in zip(self.bounds, self.parts, strict=True)
             for first, count, slot, start in part.pieces
         )
+
+    @cached_property
+    def targets(self) -> tuple[int, ...]:
+        return tuple(slot for part in self.parts for slot in part.targets)
 
     @property
     def has_stated_positions(self) -> bool:

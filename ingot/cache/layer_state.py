@@ -135,6 +135,8 @@ class RecurrentState(LayerState, ArraysCache):
         self.returns_earlier_states = False
         """Whether its native kernel also returns the states before each token."""
         self.wanted = 0  # for how many of a batch's last tokens these are wanted
+        self.moves_rows = False
+        """Whether its kernels may write a row's states to another slot than they read them from."""
         self._earlier: tuple[Sequence[mx.array], list[int]] = ((), [])  # these states, and their slots
 
     # For the batch state
@@ -221,6 +223,7 @@ class RecurrentState(LayerState, ArraysCache):
     def in_place(self, *rows: tuple[int, ...]) -> list[mx.array]:
         """All slots' parts, of these shapes for a row, in float32, which are written in place and stay where they
         are."""
+        self.moves_rows = True
         self._drop_unused(len(rows))
         if any(part is None or part.dtype != mx.float32 for part in self.cache):
             self.return_parts(self.lend(*rows))
@@ -228,7 +231,7 @@ class RecurrentState(LayerState, ArraysCache):
 
     def put_rows(self, parts: Sequence[mx.array]) -> None:
         """The parts after the open pass, of its sequences alone, where kernels do not write in place."""
-        slots = mx.array([slot for _, _, slot, _ in self.pieces])
+        slots = mx.array(self.opened.targets)
         for index, rows in enumerate(parts):
             self._store(index, slots, rows)
 

@@ -26,6 +26,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from ingot.cli import plots
 from ingot.cli.client import ServerClient, ServerError, chunk_delta
 from ingot.cli.flags import (
     DEFAULT_URL,
@@ -50,6 +51,12 @@ T = TypeVar("T")
 BENCH_SUBJECTS = {
     "serve": "measure a server, running or started here, under several loads",
     "speculate": "measure what speculation gains, on several kinds of work",
+    "peers": "compare ingot with other servers on this machine, with the work of an agent",
+}
+
+SUBJECT_MODULES = {
+    "speculate": ("ingot.cli.bench_speculation", "run_bench_speculate"),
+    "peers": ("ingot.cli.peers.command", "run_bench_peers"),
 }
 
 
@@ -63,7 +70,8 @@ def run_bench(arguments: list[str]) -> int:
         return run_bench_serve(arguments)  # of a MODEL, as other servers have it
     if arguments[0] == "serve":
         return run_bench_serve(arguments[1:])
-    code: int = importlib.import_module("ingot.cli.bench_speculation").run_bench_speculate(arguments[1:])
+    module, run = SUBJECT_MODULES[arguments[0]]
+    code: int = getattr(importlib.import_module(module), run)(arguments[1:])
     return code
 
 
@@ -506,13 +514,8 @@ def require_plotting(path: Path) -> None:
 
 
 def write_load_plot(path: Path, target: LoadTarget, plan: LoadPlan, levels: Sequence[LoadLevel]) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure, grid = plots.panels(1, 3)
+    left, middle, right = grid[0]
     streams = [level.concurrency for level in levels]
     left.plot(streams, [level.output_tokens_per_second for level in levels], marker="o")
     left.set(title="throughput", ylabel="output tokens per second")
@@ -525,7 +528,7 @@ def write_load_plot(path: Path, target: LoadTarget, plan: LoadPlan, levels: Sequ
     figure.suptitle(
         f"{target.model}, {counted(plan.prompt_tokens, 'token')} in, {plan.output_tokens} out, {plan.endpoint}"
     )
-    figure.savefig(path, dpi=130)
+    plots.save(figure, path)
 
 
 def _plot_spread(axes: Any, title: str, points: Sequence[tuple[int, LatencySpread | None]]) -> None:

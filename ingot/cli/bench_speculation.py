@@ -370,14 +370,12 @@ def _run_round(
     modes = [PLAIN_DECODING, *proposers]
     first = number % len(modes)
     questions = [workload_body(workload, f"{plan.seed}/{number}/{stream}") for stream in range(plan.streams)]
-    fields = {"model": "default", "temperature": 0, "max_tokens": plan.output_tokens}
+    # Without the cache no request reuses an earlier prompt, and lookup finds no earlier answer: neither of this run,
+    # nor of an earlier one on the same server, which asked the same.
+    fields = {"model": "default", "temperature": 0, "max_tokens": plan.output_tokens, "cache": "off"}
     answers = {}
     for mode in modes[first:] + modes[:first]:
-        # Under salts of their own they share neither prompts nor earlier answers.
-        bodies = [
-            body | fields | {"speculate": mode, "cache_salt": f"bench {plan.seed}/{workload}/{number}/{stream}/{mode}"}
-            for stream, body in enumerate(questions)
-        ]
+        bodies = [body | fields | {"speculate": mode} for body in questions]
         answers[mode] = run_concurrently(post, bodies, len(bodies))
     return answers
 

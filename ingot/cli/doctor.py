@@ -13,6 +13,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -271,13 +272,21 @@ def examine_load() -> Finding:
 
 
 def _busiest_programs() -> list[str]:
+    """The two that take most of the processor, without this one and the `ps` that it starts."""
+    columns = "ppid=,pid=,pcpu=,comm="
     try:
-        done = subprocess.run(["ps", "-Ao", "pcpu=,comm="], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(["ps", "-Ao", columns], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = [line.split(None, 1) for line in done.stdout.splitlines()]
-    shares = [(float(row[0].replace(",", ".")), Path(row[1].strip()).name) for row in rows if len(row) == 2]
-    return [f"{name} ({share:.0f} %)" for share, name in sorted(shares, reverse=True)[:2] if share >= 10]
+    shares: defaultdict[str, float] = defaultdict(float)
+    for row in (line.split(None, 3) for line in done.stdout.splitlines()):
+        if len(row) == 4 and str(os.getpid()) not in row[:2]:
+            shares[Path(row[3].strip()).name] += float(row[2].replace(",", "."))
+    return [
+        f"{name} ({share:.0f} %)"
+        for name, share in sorted(shares.items(), key=lambda each: -each[1])[:2]
+        if share >= 10
+    ]
 
 
 def examine_memory() -> Finding:

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from ingot.config import SETTINGS, Config, Setting, load_config
 from ingot.config.foreign import ForeignName, find_foreign, nearest_known, put_as_ours
+from ingot.config.sources import BOOLEAN_WORDS
 from ingot.errors import ConfigError, nearest_name
 from ingot.observe.logs import set_up_logging
 
@@ -44,6 +45,7 @@ class CommandParser(argparse.ArgumentParser):
         )
         self.flags: list[str] = []
         self.settings: set[str] = set()
+        self.switches: dict[str, tuple[str, ...]] = {}  # flags that may have a word, and which
         self.groups: dict[str, argparse._ArgumentGroup] = {}
         self.flag("-h", "--help", action="help", help="show this")
 
@@ -53,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
             self.groups[section] = self.add_argument_group(section)
         options.setdefault("default", argparse.SUPPRESS)
         self.groups[section].add_argument(*names, **options)
-        switch = options.get("action") is argparse.BooleanOptionalAction
+        switch = options.get("action") is argparse.BooleanOptionalAction or any(name in self.switches for name in names)
         self.flags += [*names, *(f"--no-{name.removeprefix('--')}" for name in names if switch)]
 
     def format_help(self) -> str:
@@ -70,13 +72,26 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         own, foreign = self._without_foreign(arguments) if self.settings else (list(arguments), {})
-        namespace, unknown = self.parse_known_args(own)
+        namespace, unknown = self.parse_known_args(self._with_switch_words(own))
         if unknown:
             self.error(self._unknown(unknown))
         for name in [name for name, (known, _) in foreign.items() if known.row.to == "model"]:
             self._set_model(namespace, *foreign.pop(name))
         vars(namespace).update({name: value for name, (_, value) in foreign.items()})
         return namespace
+
+    def _with_switch_words(self, arguments: Sequence[str]) -> list[str]:
+        """The word of a switch as part of its flag, so that MODEL is not taken for one: `--flag` is `--flag=on`."""
+        words, found = list(arguments), list[str]()
+        while words and words[0] != "--":
+            word = words.pop(0)
+            if word in self.switches:
+                known = words and words[0].lower() in (*self.switches[word], *BOOLEAN_WORDS)
+                word = f"{word}={words.pop(0).lower() if known else 'on'}"
+            elif (negated := "--" + word.removeprefix("--no-")) != word and negated in self.switches:
+                word = f"{negated}=off"
+            found.append(word)
+        return found + words
 
     def _put_as_ours(self, known: ForeignName, text: str | None) -> dict[str, Any]:
         try:
@@ -99,9 +114,11 @@ class CommandParser(argparse.ArgumentParser):
         while words and words[0] != "--":
             word = words.pop(0)
             name, equals, value = word.partition("=")
+            if name.startswith("--"):  # vLLM takes --max_model_len, too
+                name = name.replace("_", "-")
             known = None if name in self.flags or not re.match(r"--?[a-zA-Z]", name) else find_foreign(name)
             if known is None:
-                own.append(word)
+                own.append(name + equals + value)
                 continue
             self._refuse_useless(known)
             if known.row.does == "refused":
@@ -189,6 +206,8 @@ def add_settings(
         parser.settings.add(option.name)
         if option.positional is None and option.flag not in parser.flags:
             section = FIRST_SECTION if option.name in first else option.section
+            if option.switch:
+                parser.switches[option.flag] = option.choices or ()
             parser.flag(option.flag, section=section, **_flag_options(option))
     parser.flag(
         "--config",
@@ -204,6 +223,8 @@ def _flag_options(option: Setting) -> dict[str, Any]:
     options: dict[str, Any] = {"dest": option.name, "help": (option.help + default).replace("%", "%%")}
     if option.kind is bool:
         return options | {"action": argparse.BooleanOptionalAction}
+    if option.switch:
+        return options | {"nargs": "?", "metavar": "|".join(option.choices or ())}
     if option.kind is tuple:
         options["action"] = "append"
     metavars = {int: "N", float: "X", Path: "PATH", tuple: "A,B", dict: "JSON"}

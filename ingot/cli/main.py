@@ -105,7 +105,3 @@ def _report_failure(name: str, error: Exception, message: str) -> int:
 def _refuse_usage(line: str) -> int:
     print(line, file=sys.stderr)
     return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

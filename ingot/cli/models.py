@@ -48,12 +48,16 @@ def run_models(arguments: list[str]) -> int:
         action="store_true",
         help="list models that fit this machine's memory instead, by task, with the command that serves each",
     )
-    parser.flag("--memory", metavar="MEMORY", help="recommend what fits into this budget, such as 12GB or 60%%")
+    parser.flag(
+        "--memory",
+        metavar="MEMORY",
+        help="recommend what fits into this budget, such as 12GB or 60%% (also more than this machine has)",
+    )
     add_settings(parser, ("the rest",), names=("models_dir",))
     namespace = parser.parse(arguments)
     settings = settings_from_arguments(namespace).settings
     folder = settings.models_dir
-    if "recommend" in vars(namespace):
+    if {"recommend", "memory"} & vars(namespace).keys():
         from ingot.cli.recommend import print_recommended
 
         print_recommended(settings, as_json="json" in vars(namespace))

@@ -5,75 +5,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from ingot.config import Settings
+from ingot.config.checks import memory_bytes
 from ingot.extras import extras_command, missing_packages
-from ingot.models.files.short_names import TASKS, NamedModel, Task, fitting_models
+from ingot.models.files.short_names import TASKS, Task
 from ingot.quantities import format_bytes
 
 if TYPE_CHECKING:
+    from ingot.engine.loading.recommend import Recommendation
     from ingot.kernels.device import Device
-
-LEAST_CONTEXT: Final = 8192
-"""Tokens that must fit next to a model's weights, or all that it was made for."""
-MODELS_OF_A_TASK: Final = 4
-ALONGSIDE_SHARE: Final = 3
-"""A model that is served alongside a chat model has this part of the budget at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """`context` is what the memory budget leaves room for; 0: the model has none."""
-
-    task: Task
-    name: str
-    hub_id: str
-    parameters: float  # billions
-    active: float
-    download_bytes: int
-    weight_bytes: int
-    context: int
-    command: str
-
-    @classmethod
-    def of(cls, model: NamedModel, task: Task, device: str, context: int) -> Recommendation:
-        blind = " --text-only" if task in ("chat", "code") and lacks_extra_to_see(model) else ""
-        return cls(
-            *(task, model.name, model.hub_id, model.parameters, model.active),
-            *(model.size, model.weight_bytes(device), context, f"ingot {TASKS[task][1]} {model.name}{blind}"),
-        )
-
 
 TASK_EXTRAS: Final[dict[Task, str]] = {"vision": "vision", "audio": "audio"}
 """The optional packages that a task needs."""
 
 
-def lacks_extra_to_see(model: NamedModel) -> bool:
-    """Whether a model with a vision tower is served for text alone, until an extra is installed."""
-    from ingot.media.image_processors import PROCESSORS
-
-    return "vision" in model.tasks and model.family in PROCESSORS and bool(missing_packages("vision"))
-
-
-def recommend_models(budget: int, device: str) -> list[Recommendation]:
-    """The best of each task that fit into `budget` bytes on a device of that kind."""
-    from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
-
-    found = []
-    for task in TASKS:
-        own = budget if task in ("chat", "code", "vision") else budget // ALONGSIDE_SHARE
-        fitting = fitting_models(task, own, device, aside=TRANSIENT_SHARE + REWIND_SHARE, least_context=LEAST_CONTEXT)
-        found += [Recommendation.of(model, task, device, context) for model, context in fitting[:MODELS_OF_A_TASK]]
-    return found
-
-
 def print_recommended(settings: Settings, *, as_json: bool) -> None:
+    from ingot.engine.loading.recommend import recommend_models
     from ingot.kernels.device import current_device, memory_budget
 
     device = current_device()
-    budget = memory_budget(device, settings.memory)
+    other = settings.memory if settings.memory is not None and "%" not in settings.memory else None
+    budget = memory_budget(device, settings.memory) if other is None else memory_bytes(other, total=1 << 62)
     found = recommend_models(budget, device.kind)
     if as_json:
         about = {"device": device.name, "kind": device.kind, "memory_budget": budget}
@@ -85,6 +40,8 @@ def print_recommended(settings: Settings, *, as_json: bool) -> None:
 def _format_recommended(found: Sequence[Recommendation], device: Device, budget: int) -> str:
     memory = {"metal": "unified memory", "cuda": "GPU memory", "cpu": "memory"}[device.kind]
     lines = [f"{device.name}: models may take {format_bytes(budget)} of {memory} (--memory changes that)"]
+    if budget > device.memory:
+        lines = [f"{device.name} with {format_bytes(budget)} of {memory}, which is more than this machine has"]
     slow = "; those whose tokens would take long on a CPU are left out" if device.kind == "cpu" else ""
     width = max((len(each.command) for each in found), default=0)
     for task, (words, _) in TASKS.items():
@@ -93,7 +50,9 @@ def _format_recommended(found: Sequence[Recommendation], device: Device, budget:
         needs = f" (after `{extras_command(extra)}`)" if extra is not None and missing_packages(extra) else ""
         lines += ["", f"{words}{needs if rows else ': nothing that is known by a short name fits'}"]
         lines += [f"  {_format_row(each, width)}" for each in rows]
-    return "\n".join([*lines, "", f"The best of each kind comes first{slow}. All are 4-bit unless they are small."])
+    if found:
+        lines += ["", f"The best of each kind comes first{slow}. All are 4-bit unless they are small."]
+    return "\n".join(lines)
 
 
 def _format_row(each: Recommendation, width: int) -> str:
@@ -106,6 +65,8 @@ def _format_row(each: Recommendation, width: int) -> str:
 def offer_models(settings: Settings, budget: int, device: str) -> str | None:
     """What to tell a user who started a server without naming a model: the best chat models that fit, where they can be
     fetched. Takes as long as the hub takes to be reached."""
+    from ingot.engine.loading.recommend import recommend_models
+
     chat = [each for each in recommend_models(budget, device) if each.task == "chat"][:OFFERED]
     if not chat or settings.offline or not hub_answers():
         return None

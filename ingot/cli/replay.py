@@ -77,13 +77,16 @@ def read_capture(path: Path) -> JsonObject:
 
 
 def replayed_body(record: JsonObject) -> dict[str, Any]:
-    """The body for the same answer: not streamed, with the seed that was used."""
+    """The body for the same answer: not streamed, with the seed that was used, and with what a policy of the server
+    decided then (`--specprefill auto`)."""
     if is_encoding_capture(record):
         return dict(record["body"])
-    body = dict(record["body"]) | {"stream": False}
-    if record["path"].startswith("/api/"):
-        return body | {"options": {**(body.get("options") or {}), "seed": record["seed"]}}
-    return body | {"seed": record["seed"]}
+    body, fields = dict(record["body"]) | {"stream": False}, {"seed": record["seed"]}
+    options = (body.get("options") or {}) if record["path"].startswith("/api/") else body
+    asks = any(options.get(name) is not None for name in ("specprefill", "specprefill_keep_pct"))
+    if record["settings"].get("specprefill") == "auto" and not asks and options.get("cache") != "exact":
+        fields["specprefill"] = record.get("thinned_out", False)
+    return body | ({"options": {**options, **fields}} if options is not body else fields)
 
 
 def with_captured_settings(config: Config, record: JsonObject) -> Settings:

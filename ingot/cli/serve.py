@@ -460,6 +460,7 @@ def ready_record(
         *([f"tool format {found.format.name}{' (a guess)' if found.guessed else ''}"] if chats else []),
         *([f"sampling: {', '.join(f'{name} {value}' for name, value in sampling.items())}"] if sampling else []),
         *([f"speculation: {', '.join(card.proposers)}"] if card.proposers else []),
+        *([f"specprefill from {counted(card.specprefill_from, 'token')}"] if card.specprefill_from else []),
         *([f"kernels: {card.kernels}"] if card.kernels else []),
         *([f"lossy: {', '.join(card.lossy)}"] if card.lossy else []),
     )

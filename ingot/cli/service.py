@@ -64,7 +64,7 @@ def make_service(platform: str, name: str, python: Path, config: Path | None) ->
     if config is not None and not config.expanduser().is_file():
         raise ConfigError(f"{config} does not exist")
     settings = [] if config is None else ["--config", str(config.expanduser().resolve())]
-    command = [str(python), "-m", "ingot.cli.main", "serve", *settings]
+    command = [str(python), "-m", "ingot", "serve", *settings]
     if platform == "darwin":
         return _launchd_service(name, command)
     if platform.startswith("linux"):

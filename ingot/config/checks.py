@@ -16,6 +16,7 @@ from typing import Any
 
 from ingot.config.foreign import translated_value
 from ingot.errors import ConfigError
+from ingot.quantities import format_bytes
 
 
 def problem_from(read: Callable[[Any], object]) -> Callable[[Any], str | None]:
@@ -215,8 +216,11 @@ def memory_bytes(text: str, total: int) -> int:
         raise ConfigError(f"{text!r} is not an amount of memory; write it like 12GB, 800MiB or 60%")
     number, unit = float(match[1]), match[2].upper()
     amount = int(total * number / 100) if unit == "%" else int(number * MEMORY_UNITS[unit])
-    if not 0 < amount <= total:
-        raise ConfigError(f"{text} is {amount} bytes; there are {total} bytes of memory")
+    if amount <= 0:
+        raise ConfigError(f"{text} is too little memory")
+    if amount > total:
+        there_is = "" if unit == "%" else f" ({format_bytes(total)})"
+        raise ConfigError(f"{text} is more memory than there is{there_is}")
     return amount
 
 

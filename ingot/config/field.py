@@ -28,7 +28,8 @@ VALUE_KINDS_IN_WORDS = {
 
 def setting(default: Any, help: str, **metadata: Any) -> Any:
     """A field of `Settings`. Metadata: section (of this field and those that follow), positional (the argument
-    instead of a flag), low, high, choices, secret, check (value -> problem or None)."""
+    instead of a flag), low, high, choices, switch (true and false are its choices `on` and `off`), secret, check
+    (value -> problem or None)."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -44,6 +45,7 @@ class Setting:
     low: float | None
     high: float | None
     choices: tuple[str, ...] | None
+    switch: bool
     secret: bool
     check: Callable[[Any], str | None] | None
 
@@ -72,6 +74,8 @@ class Setting:
         """`value`, with ~ expanded in paths. Raises ConfigError, naming `label`, if type or limits forbid it."""
         if self.optional and (value is None or (value == "auto" and self.choices and "auto" not in self.choices)):
             return None  # other servers' word for what is the default here
+        if self.switch and isinstance(value, bool):
+            return "on" if value else "off"
         problem = _type_problem(self, value) or _limit_problem(self, value)
         if problem is None and self.check is not None:
             problem = self.check(value)
@@ -89,8 +93,10 @@ def settings_of(table: type) -> Iterator[Setting]:
         section = meta.get("section", section)
         kind, optional = _value_kind(hints[each.name])
         limits = {name: meta.get(name) for name in ("positional", "low", "high", "choices", "check")}
-        secret = meta.get("secret", False)
-        yield Setting(each.name, kind, optional, each.default, meta["help"], section, secret=secret, **limits)
+        switch, secret = meta.get("switch", False), meta.get("secret", False)
+        yield Setting(
+            each.name, kind, optional, each.default, meta["help"], section, switch=switch, secret=secret, **limits
+        )
 
 
 def _value_kind(hint: Any) -> tuple[Any, bool]:

@@ -78,6 +78,9 @@ def find_foreign(name: str) -> ForeignName | None:
     if name in rows:
         return ForeignName(name, rows[name])
     plain = re.sub(r"^(--?)no-", r"\1", name)
+    whole = rows.get(name.partition(".")[0])  # vLLM: --compilation-config.mode 3
+    if whole is not None and whole.does == "refused":
+        return ForeignName(name, whole)
     row = rows.get(plain)
     return ForeignName(name, row, True) if row is not None and plain != name and row.takes != "value" else None
 

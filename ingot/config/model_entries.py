@@ -28,6 +28,7 @@ PER_MODEL_SETTINGS: Final = frozenset(
             "specprefill_draft_model",
             "specprefill_threshold",
             "specprefill_keep_pct",
+            "specprefill_quality",
         ),
     }
 )

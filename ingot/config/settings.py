@@ -358,10 +358,12 @@ class SettingsTable:
         low=1,
         high=16,
     )
-    specprefill: bool = setting(
-        False,
-        "let requests ask that only those tokens of a long prompt are computed that a smaller model finds important: "
-        "faster, but answers may differ",
+    specprefill: str = setting(
+        "off",
+        "compute only those tokens of a long prompt that a smaller model finds important, which is faster, but answers "
+        "differ: on, for requests that ask for it; auto, also for others, where it pays by what was measured",
+        choices=("off", "on", "auto"),
+        switch=True,
     )
     specprefill_scorer: str = setting(
         "draft",
@@ -376,6 +378,13 @@ class SettingsTable:
     )
     specprefill_keep_pct: float = setting(
         0.3, "the fraction of them to compute unless a request says otherwise", low=0.01, high=1.0
+    )
+    specprefill_quality: float | None = setting(
+        None,
+        "choose the fraction for each prompt: the least with which this share of the draft model's attention stays, "
+        "such as 0.95 (default: specprefill_keep_pct)",
+        low=0.01,
+        high=1.0,
     )
     deterministic: bool = setting(
         False,
@@ -453,16 +462,12 @@ class Settings(SettingsTable):
             value = option.validate(getattr(self, option.name), option.name)
             object.__setattr__(self, option.name, value)
         for name, needed in REQUIRED_SETTINGS.items():
-            if getattr(self, name) != SETTINGS[name].default and getattr(self, needed) in (None, False):
+            if getattr(self, name) != SETTINGS[name].default and getattr(self, needed) in (None, False, "off"):
                 raise ConfigError(
                     f"{name} is about {needed}, which is off: switch it on, or leave {name} out", param=name
                 )
         self._check_loras()
-        if self.specprefill_draft_model is not None and self.specprefill_scorer != "draft":
-            raise ConfigError(
-                f"specprefill_scorer {self.specprefill_scorer} uses no specprefill_draft_model: choose one",
-                param="specprefill_draft_model",
-            )
+        self._check_specprefill()
         if (problem := ranks_problem(self)) is not None:
             raise ConfigError(problem)
         if self.held_bytes < self.largest_body:
@@ -481,6 +486,22 @@ class Settings(SettingsTable):
             raise ConfigError(f"adapter_path: the folder's name, {loras[-1].name!r}, cannot name an adapter")
         if len({lora.name for lora in loras}) < len(loras):
             raise ConfigError(f"two adapters are called {loras[-1].name!r}", param="adapter_path")
+
+    def _check_specprefill(self) -> None:
+        for name in ("specprefill_draft_model", "specprefill_quality"):
+            if getattr(self, name) is not None and self.specprefill_scorer != "draft":
+                raise ConfigError(
+                    f"specprefill_scorer {self.specprefill_scorer} uses no {name}: choose one", param=name
+                )
+        if (
+            self.specprefill_quality is not None
+            and self.specprefill_keep_pct != SETTINGS["specprefill_keep_pct"].default
+        ):
+            raise ConfigError(
+                "specprefill_keep_pct is the same fraction for all prompts, and specprefill_quality chooses one for "
+                "each: choose one",
+                param="specprefill_quality",
+            )
 
     @property
     def loras(self) -> tuple[LoraModule, ...]:
@@ -532,7 +553,7 @@ REQUIRED_SETTINGS: Final = {
     **dict.fromkeys(("kv_events_replay", "kv_events_topic"), "kv_events"),
     **dict.fromkeys(("cache_disk_gb", "cache_disk_free_gb", "cache_disk_sync"), "cache_dir"),
     **dict.fromkeys(
-        (f"specprefill_{name}" for name in ("scorer", "draft_model", "threshold", "keep_pct")), "specprefill"
+        (f"specprefill_{name}" for name in ("scorer", "draft_model", "threshold", "keep_pct", "quality")), "specprefill"
     ),
 }
 """Settings that mean nothing unless another one is set or switched on."""

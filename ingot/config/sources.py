@@ -272,13 +272,16 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # broken TOML or broken UTF-8
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        hint = ". Settings are TOML and not YAML: port = 8000" if path.suffix in (".yaml", ".yml") else ""
+        raise ConfigError(f"{path} is not valid TOML: {error}{hint}") from error
 
 
 def _from_text(option: Setting, text: str, label: str) -> Any:
     """A value from a flag or a variable. An empty text unsets an optional value that is not a secret."""
     if text == "" and option.optional and not option.secret:
         return None
+    if option.switch:
+        return BOOLEAN_WORDS.get(text.strip().lower(), text)
     if option.kind is bool:
         if text.strip().lower() not in BOOLEAN_WORDS:
             raise ConfigError(f"{label}: {text!r} is neither true nor false")

@@ -231,6 +231,8 @@ class MirroredTable(PageTable):
 
 
 class FollowerBatchState(BatchState):
+    _has_spares = False
+
     def __init__(
         self, layers: list[LayerState], windows: Sequence[control_channel.Window], codec: PairCodec | None
     ) -> None:

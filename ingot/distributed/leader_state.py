@@ -109,6 +109,8 @@ TablePlan = tuple[int, bytes, int]
 
 
 class LeaderBatchState(BatchState):
+    _has_spares = False  # slots are the rows' names between ranks
+
     def __init__(
         self,
         layers: list[LayerState],

@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.cache_admin import PrefixCacheAdmin
 from ingot.engine.core import GenerationWorkload, LoadedModel
 from ingot.engine.loop import Loop, PostMessage, Workload, engine_loop
-from ingot.engine.pooling import PoolingWorkload
-from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.pooling import PoolingWorkload, ServedPoolingModel
 from ingot.engine.request import (
     LoraRef,
     ModelCard,
@@ -147,16 +146,28 @@ class ModelEngine:
         return before - release_unused_memory()
 
 
-class PoolingEngine(ModelEngine):
-    _loaded: ServedPoolingModel
-    _workload: PoolingWorkload
+LoadedT = TypeVar("LoadedT", bound=_Loaded)
+WorkloadT = TypeVar("WorkloadT", bound=_RequestWorkload)
 
-    def _make_workload(self, post: PostMessage) -> PoolingWorkload:
-        return PoolingWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+
+class TaskEngine(ModelEngine, Generic[LoadedT, WorkloadT]):
+    """The engine of a model that does not generate."""
+
+    _loaded: LoadedT
+    _workload: WorkloadT
+    _workload_class: ClassVar[Callable[..., Any]]
+
+    def _make_workload(self, post: PostMessage) -> WorkloadT:
+        made: WorkloadT = self._workload_class(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
+        return made
 
     @property
-    def model(self) -> ServedPoolingModel:
+    def model(self) -> LoadedT:
         return self._loaded
+
+
+class PoolingEngine(TaskEngine[ServedPoolingModel, PoolingWorkload]):
+    _workload_class = PoolingWorkload
 
     async def encode(self, request: PoolingRequest) -> PoolingOutput:
         """Vectors or scores of texts. Raises before any work what can be known then; a cancelled wait ends the work."""
@@ -164,16 +175,8 @@ class PoolingEngine(ModelEngine):
         return await self._workload.encode(request)
 
 
-class SpeechToTextEngine(ModelEngine):
-    _loaded: ServedSpeechToText
-    _workload: TranscriptionWorkload
-
-    def _make_workload(self, post: PostMessage) -> TranscriptionWorkload:
-        return TranscriptionWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
-
-    @property
-    def model(self) -> ServedSpeechToText:
-        return self._loaded
+class SpeechToTextEngine(TaskEngine[ServedSpeechToText, TranscriptionWorkload]):
+    _workload_class = TranscriptionWorkload
 
     def transcribe(self, request: TranscriptionRequest) -> TranscriptStream:
         """Segments of text, as they come. From a coroutine; raises at once what can be known at once."""
@@ -186,16 +189,8 @@ class SpeechToTextEngine(ModelEngine):
         self._workload.accept(request, reply)
 
 
-class TextToSpeechEngine(ModelEngine):
-    _loaded: ServedTextToSpeech
-    _workload: SpeechWorkload
-
-    def _make_workload(self, post: PostMessage) -> SpeechWorkload:
-        return SpeechWorkload(self._loaded, post, self._limits.max_queue, self._limits.target_itl_ms)
-
-    @property
-    def model(self) -> ServedTextToSpeech:
-        return self._loaded
+class TextToSpeechEngine(TaskEngine[ServedTextToSpeech, SpeechWorkload]):
+    _workload_class = SpeechWorkload
 
     def speak(self, request: SpeechRequest) -> SpeechStream:
         """The audio of a text, piece by piece. From a coroutine; raises at once what can be known at once."""

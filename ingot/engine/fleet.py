@@ -31,6 +31,7 @@ from ingot.quantities import format_bytes
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
     from ingot.engine.loading.model_loader import ModelLoader
+    from ingot.engine.loading.recommend import Recommendation
 
 
 log = logging.getLogger("ingot.fleet")
@@ -103,6 +104,21 @@ class Fleet:
     def _status(self, slot: ModelSlot) -> ModelStatus:
         status = slot.status()
         return status if slot.engine is not None else replace(status, stated=self._loader.stated(slot.entry))
+
+    def recommended(self) -> list[Recommendation]:
+        """Models that there is memory for. Not for the event loop."""
+        return self._loader.recommended()
+
+    async def add(self, entry: ModelEntry) -> None:
+        """Another model, which is fetched if need be and loaded. It stays unless that fails. Raises Unavailable."""
+        self._slots[entry.name] = slot = ModelSlot(entry, self._clock)
+        try:
+            async with self.lease(entry.name):
+                pass
+        except BaseException:
+            if slot.engine is None and not slot.is_moving and not slot.is_being_measured:
+                del self._slots[entry.name]
+            raise
 
     def is_loaded(self, name: str) -> bool:
         """Whether a request may use it now, without waiting."""
@@ -277,7 +293,7 @@ class Fleet:
         """How much memory a model needs. Its files may have to be fetched for that."""
         slot.set_state("loading")
         try:
-            slot.needs = await self._loader.measure(slot.entry)
+            slot.needs = await self._loader.measure(slot.entry, lambda share: _set_progress(slot, share))
             slot.set_state("unloaded")
         except IngotError as error:
             self._fail(slot, error.message)

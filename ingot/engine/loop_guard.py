@@ -1,9 +1,9 @@
 """Ends an answer that repeats itself without end.
 
 A loop is an exact repetition: the last tokens of an answer are the same few again and again. Much that is repeated is
-meant, such as rows of a table, so a loop has to be long: `LOOP_TOKENS` for sentences that nobody asked to repeat, and
-`STRUCTURE_TOKENS` for anything else (tables, code, digits, lines of one character, what the prompt quotes). In both
-cases the period is in there `LEAST_COUNT` times.
+meant, such as rows of a table, so a loop has to be long: `LOOP_TOKENS` for sentences that nobody asked to repeat, or
+`VERSE_TOKENS` for those of a longer period, and `STRUCTURE_TOKENS` for anything else (tables, code, digits, lines of
+one character, what the prompt quotes). In each case the period is in there `LEAST_COUNT` times.
 
 An answer is examined each time another `CHECK_EVERY` tokens of it were read, whatever ran beside it or how its tokens
 were computed: the same answer ends at the same token. The work per token is bounded.
@@ -20,7 +20,8 @@ from ingot.engine.sequence import TokenSequence
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 CHECK_EVERY: Final = 64
-LOOP_TOKENS: Final = 2048
+LOOP_TOKENS: Final = 1024
+VERSE_TOKENS: Final = 2048
 STRUCTURE_TOKENS: Final = 8192
 LEAST_COUNT: Final = 8
 LEAST_WORDS: Final = 5
@@ -59,9 +60,9 @@ class LoopGuard:
             return None
         if not _recurs(sequence.tokens[-(STRUCTURE_TOKENS // LEAST_COUNT + ANCHOR_TOKENS) :]):
             return None
-        for span, anything in ((LOOP_TOKENS, False), (STRUCTURE_TOKENS, True)):
+        for span in (LOOP_TOKENS, VERSE_TOKENS, STRUCTURE_TOKENS):
             period = shortest_period(sequence.tokens[-span:], span // LEAST_COUNT) if produced >= span else None
-            if period is not None and (anything or self._is_runaway_prose(period)):
+            if period is not None and (span == STRUCTURE_TOKENS or self._is_runaway_prose(period)):
                 return LoopReport(sequence.index, period, _repetitions(sequence.generated, period))
         return None
 

@@ -322,12 +322,12 @@ class RequestStatus:
 
     id: str
     phase: Phase
-    prompt_tokens: int
-    prefilled_tokens: int
-    completion_tokens: int
-    max_tokens: int
-    age_s: float
-    tokens_per_second: float
+    prompt_tokens: int = 0
+    prefilled_tokens: int = 0
+    completion_tokens: int = 0
+    max_tokens: int = 0
+    age_s: float = 0.0
+    tokens_per_second: float = 0.0
     preemptions: int = 0
     tenant: str = ""
     cache: tuple[CacheReport, ...] = ()  # one for each prompt that has begun to run
@@ -355,17 +355,19 @@ SpecPrefillSkipped = Literal[
 class SpecPrefillRequest:
     """Asks to compute only the tokens that matter of a prompt. `keep` is the share that is computed, None for the
     server's default; `whole` are the ranges of each prompt that are computed in any case. `forced` ignores the server's
-    threshold for the length."""
+    threshold for the length. `auto`: not the client asks, but the server's policy."""
 
     keep: float | None = None
     whole: tuple[tuple[TokenRange, ...], ...] = ()
     forced: bool = False
+    auto: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SpecPrefillReport:
     """Of one prompt: how many of its tokens were `scored`, and `kept` of those; how long scoring took; how many of its
-    first tokens an earlier request thinned out, and were `reused` so; or why all of them were computed."""
+    first tokens an earlier request thinned out, and were `reused` so; or why all of them were computed. `mass` is the
+    share of the scorer's attention to the prompt that what is computed of it has; None where nothing was scored."""
 
     scorer: str
     scored: int = 0
@@ -373,6 +375,18 @@ class SpecPrefillReport:
     scoring_s: float = 0.0
     reused: int = 0
     unused: SpecPrefillSkipped | None = None
+    mass: float | None = None
+    auto: bool = False  # by the server's policy
+
+    @property
+    def lossy(self) -> bool:
+        """Whether a part of the prompt was left out."""
+        return self.unused is None and (self.kept < self.scored or self.reused > 0)
+
+    @property
+    def may_vary(self) -> bool:
+        """Whether the same prompt may be thinned out otherwise at another time: by what is cached, or what it costs."""
+        return self.unused is None or self.unused in ("cached", "does_not_pay")
 
 
 PoolingTask = Literal["embedding", "rerank"]
@@ -461,6 +475,7 @@ class ModelCard:
     kernels: str = ""  # compiled for the device
     sees: tuple[MediaKind, ...] = ()  # its inputs besides text
     scorer: str = ""  # of prompts for SpecPrefill; empty without it
+    specprefill_from: int | None = None  # tokens from which its policy also thins out prompts whose requests do not ask
     lossy: tuple[str, ...] = ()  # settings that change its answers, as the receipt names them
     arithmetic: str = ""  # what the last bits depend on: kernels, instruction sets, codecs
     weights: str = ""  # a fingerprint of their files

@@ -161,8 +161,9 @@ class RequestLog:
         ids = list(dict.fromkeys(row.request.id for row in rows))
         more = f" and {len(ids) - NAMED_REQUESTS} more" if len(ids) > NAMED_REQUESTS else ""
         log.warning(
-            "a step took %.1f s: %d rows decoding, %d prompt tokens of %d sequences, %d joined, %d preempted; of %s%s",
-            *(seconds, len(plan.decode), prompt, len(plan.chunks), len(plan.admitted), len(plan.preempted)),
+            "a step took %.1f s: %s decoding, %s of %s, %d joined, %d preempted; of %s%s",
+            *(seconds, counted(len(plan.decode), "row"), counted(prompt, "prompt token")),
+            *(counted(len(plan.chunks), "sequence"), len(plan.admitted), len(plan.preempted)),
             *(", ".join(ids[:NAMED_REQUESTS]), more),
             extra={"facts": {"event": "slow_step", "took_s": round(seconds, 3), "request_ids": ids}},
         )

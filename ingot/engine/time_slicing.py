@@ -239,12 +239,8 @@ class TimeSlicedJobs(
             RequestStatus(
                 id=job.request.id,
                 phase="queued" if job.began is None else "decode",
-                prompt_tokens=0,
-                prefilled_tokens=0,
                 completion_tokens=0 if job.task_run is None else job.task_run.tokens,
-                max_tokens=0,
                 age_s=now - job.request.arrived,
-                tokens_per_second=0.0,
                 tenant=job.request.tenant,
             )
             for job in list(self._jobs.values())

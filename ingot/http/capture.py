@@ -160,6 +160,7 @@ class RequestCapture:
         else:
             summary["timing_s"] = asdict(last.timing)
             summary["cached_tokens"] = sum(report.matched for report in last.cache)
+            summary["thinned_out"] = any(report.lossy for report in last.specprefill)
         answers = [
             {
                 "reason": ended.reason,

@@ -4,7 +4,8 @@ here, recurrent mixers, packed and dense products, experts and mixtures in their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -106,27 +107,24 @@ class CheckedKernels(Verdicts[AttentionKey, AttentionTuning]):
 
     def turning(self, shape: RopeShape, dtype: mx.Dtype, norms: Sequence[HeadRmsNorm]) -> RopeKernel | None:
         """None where there is no right kernel for such layers."""
-        if self._slower_parts.leave_out(ROPE):
-            return None
-        if (shape, dtype) not in self.wrong_rope:
-            self.wrong_rope[shape, dtype] = first_wrong(
-                check_rope(self._device, shape, dtype, norms, slabs) for slabs in slab_counts(self._device)
-            )
-        if self.wrong_rope[shape, dtype] is not None:
+        if not self._is_rope_right(shape, dtype, partial(check_rope, self._device, shape, dtype, norms)):
             return None
         return rope_kernel(self._device, shape, dtype, norms)
 
     def turning_latents(self, shape: LatentRopeShape, dtype: mx.Dtype, norm: HeadRmsNorm) -> LatentRopeKernel | None:
         """Likewise, of latents."""
-        if self._slower_parts.leave_out(ROPE):
-            return None
-        if (shape, dtype) not in self.wrong_rope:
-            self.wrong_rope[shape, dtype] = first_wrong(
-                check_latent_rope(self._device, shape, dtype, norm, slabs) for slabs in slab_counts(self._device)
-            )
-        if self.wrong_rope[shape, dtype] is not None:
+        if not self._is_rope_right(shape, dtype, partial(check_latent_rope, self._device, shape, dtype, norm)):
             return None
         return latent_rope_kernel(self._device, shape, dtype, norm)
+
+    def _is_rope_right(
+        self, shape: RopeShape | LatentRopeShape, dtype: mx.Dtype, check: Callable[[int], str | None]
+    ) -> bool:
+        if self._slower_parts.leave_out(ROPE):
+            return False
+        if (shape, dtype) not in self.wrong_rope:
+            self.wrong_rope[shape, dtype] = first_wrong(map(check, slab_counts(self._device)))
+        return self.wrong_rope[shape, dtype] is None
 
 
 def _all_right(compared: dict[CodedAttentionKey, str | None], coded: CodedShape) -> bool:

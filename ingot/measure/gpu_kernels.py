@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from ingot.kernels.moe.selfcheck import check_moe_kernels, plain_scores
 from ingot.kernels.packed_matmul.kernels import MXFP4, PackedFormat, PackedWeights, packed_product
 from ingot.kernels.packed_matmul.selfcheck import check_packed_product
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, token_slots
-from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeShape, rope_angles, rope_kernel
 from ingot.kernels.paged_attention.selfcheck import check_rope, slab_counts
 from ingot.kernels.paged_attention.shapes import AttentionShape
@@ -33,7 +32,7 @@ from ingot.kernels.recurrent.selfcheck import MixerShape, check_recurrent_kernel
 from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.kernels.sampling import check_sampling, sample_tokens
 from ingot.kernels.selfcheck import BOUNDS, first_wrong
-from ingot.measure.subjects import Pair, Subject
+from ingot.measure.subjects import Pair, Subject, WrongKernel
 from ingot.measure.trials import Mixture, MixtureTrial, PagedTrial, RecurrentTrial, drawn_parts
 from ingot.upstream import import_upstream
 
@@ -122,28 +121,23 @@ def _rows(count: int, size: int, dtype: mx.Dtype = DTYPE, seed: int = 1) -> mx.a
 
 
 def _attention(kernels: CheckedKernels, device: Device, sizes: Sizes) -> Iterator[Subject]:
-    def trial_of(shape: AttentionShape, lengths: Sequence[int]) -> tuple[PagedTrial, PagedAttention] | str:
+    def trial_of(shape: AttentionShape, lengths: Sequence[int]) -> PagedTrial:
         scale = shape.query_size**-0.5
         found = kernels.attention(shape, DTYPE, scale=scale)
         if found is None:
-            return first_wrong(kernels.wrong.values()) or NO_KERNEL
+            raise WrongKernel(first_wrong(kernels.wrong.values()) or NO_KERNEL)
         trial = PagedTrial(device, shape, list(lengths))
         trial.attention = found
-        return trial, found
+        return trial
 
-    def decode(shape: AttentionShape, lengths: Sequence[int]) -> Pair | str:
-        made = trial_of(shape, lengths)
-        if isinstance(made, str):
-            return _failed(made)
-        return Pair(made[0].paged, made[0].gathered)
+    def decode(shape: AttentionShape, lengths: Sequence[int]) -> Pair:
+        trial = trial_of(shape, lengths)
+        return Pair(trial.paged, trial.gathered)
 
     def prompt(shape: AttentionShape) -> Pair | str:
         width, length = sizes.prompt
-        made = trial_of(shape, [length])
-        if isinstance(made, str):
-            return _failed(made)
-        trial, found = made
-        if not found.takes_prompts:
+        trial = trial_of(shape, [length])
+        if not trial.attention.takes_prompts:
             return NO_KERNEL
         trial.ask(width)
         return Pair(trial.paged, trial.gathered)
@@ -158,10 +152,9 @@ def _attention(kernels: CheckedKernels, device: Device, sizes: Sizes) -> Iterato
         yield Subject(f"attention {name}, prompt of {sizes.prompt[0]:,}", part, partial(prompt, shape))
 
 
-def _failed(wrong: str) -> Pair:
-    """What a check found wrong is not measured."""
-    nothing: Callable[[], mx.array] = lambda: mx.zeros(1)  # noqa: E731
-    return Pair(nothing, nothing, wrong)
+def _require_right(wrong: str | None) -> None:
+    if wrong is not None:
+        raise WrongKernel(wrong)
 
 
 def _rope(device: Device, sizes: Sizes) -> Iterator[Subject]:
@@ -169,9 +162,7 @@ def _rope(device: Device, sizes: Sizes) -> Iterator[Subject]:
         heads = sizes.heads["128"]
         shape = RopeShape(heads, dims=heads.key_size, normed=True)
         norms: list[HeadRmsNorm] = [(mx.ones(heads.key_size, DTYPE), 1e-6)] * 2
-        wrong = first_wrong(check_rope(device, shape, DTYPE, norms, slabs) for slabs in slab_counts(device))
-        if wrong is not None:
-            return _failed(wrong)
+        _require_right(first_wrong(check_rope(device, shape, DTYPE, norms, slabs) for slabs in slab_counts(device)))
         trial, kernel = PagedTrial(device, heads, [tokens] * 2), rope_kernel(device, shape, DTYPE, norms)
         projected, positions = _rows(tokens, shape.row), mx.arange(tokens)
         angles = rope_angles(positions, 10000.0 ** (-mx.arange(heads.key_size // 2) / (heads.key_size // 2)))
@@ -204,9 +195,7 @@ def _rope(device: Device, sizes: Sizes) -> Iterator[Subject]:
 
 def _recurrent(device: Device, sizes: Sizes) -> Iterator[Subject]:
     def make(shape: MixerShape, rows: int, tokens: int) -> Pair:
-        wrong = shape.unsupported() or check_recurrent_kernels(device, shape, DTYPE)
-        if wrong is not None:
-            return _failed(wrong)
+        _require_right(shape.unsupported() or check_recurrent_kernels(device, shape, DTYPE))
         trial = RecurrentTrial(device, shape, rows, tokens)
         return Pair(trial.ours, trial.theirs)
 
@@ -219,9 +208,7 @@ def _recurrent(device: Device, sizes: Sizes) -> Iterator[Subject]:
 def _dense(device: Device, sizes: Sizes) -> Iterator[Subject]:
     def make(rows: int) -> Pair:
         weights = DenseWeights(_rows(sizes.matrix, sizes.matrix) * 0.02, None)
-        wrong = check_dense_product(device, weights)
-        if wrong is not None:
-            return _failed(wrong)
+        _require_right(check_dense_product(device, weights))
         product, x = dense_product(device), _rows(rows, sizes.matrix)
         return Pair(lambda: product(x, weights.weight), lambda: x @ weights.weight.T)
 
@@ -235,21 +222,17 @@ PACKINGS = {"4 bits": PackedFormat(4, 64), "8 bits": PackedFormat(8, 64), "mxfp4
 def _packed(device: Device, sizes: Sizes) -> Iterator[Subject]:
     def weights_of(packing: PackedFormat, experts: int | None) -> PackedWeights:
         lines = (sizes.matrix,) if experts is None else (experts, sizes.matrix)
-        return PackedWeights.of(packing, *drawn_parts(packing, lines, sizes.matrix), dtype=DTYPE)
+        weights = PackedWeights.of(packing, *drawn_parts(packing, lines, sizes.matrix), dtype=DTYPE)
+        _require_right(weights.unsupported() or check_packed_product(device, weights))
+        return weights
 
     def make(packing: PackedFormat, rows: int) -> Pair:
         weights = weights_of(packing, None)
-        wrong = weights.unsupported() or check_packed_product(device, weights)
-        if wrong is not None:
-            return _failed(wrong)
         product, x = packed_product(device, packing, DTYPE), _rows(rows, sizes.matrix)
         return Pair(lambda: product(x, weights), lambda: weights.by_mlx(x))
 
     def by_experts(packing: PackedFormat) -> Pair:
         weights = weights_of(packing, 8)
-        wrong = weights.unsupported() or check_packed_product(device, weights)
-        if wrong is not None:
-            return _failed(wrong)
         product, x = packed_product(device, packing, DTYPE), _rows(4, sizes.matrix)
         chosen = mx.array([[0, 5], [3, 5], [7, 1], [2, 6]], mx.int32)
         words = weights.weight.view(mx.uint32)
@@ -271,7 +254,7 @@ def _packed(device: Device, sizes: Sizes) -> Iterator[Subject]:
 
 
 def _experts(kernels: CheckedKernels, device: Device, sizes: Sizes) -> Iterator[Subject]:
-    def make(mixture: Mixture) -> Pair | str:
+    def make(mixture: Mixture) -> Pair:
         trial = MixtureTrial(mixture, sizes.tokens)
         module = trial.theirs()
 
@@ -282,7 +265,7 @@ def _experts(kernels: CheckedKernels, device: Device, sizes: Sizes) -> Iterator[
         activation: Any = "swiglu_oai" if mixture.clipped else "silu"
         grouped = kernels.experts.of((trial.gate, trial.up, trial.down), DTYPE, activation, plainly)
         if grouped is None:
-            return _failed(first_wrong(kernels.experts.wrong.values()) or NO_KERNEL)
+            raise WrongKernel(first_wrong(kernels.experts.wrong.values()) or NO_KERNEL)
         chosen = trial.chosen
         return Pair(lambda: grouped(trial.x, chosen), lambda: module(trial.x, chosen))
 
@@ -298,9 +281,7 @@ def _routing(device: Device, sizes: Sizes) -> Iterator[Subject]:
     shape, tokens = RouterShape(experts, top, shares="sum"), 8
 
     def route() -> Pair:
-        wrong = check_moe_kernels(device, shape, DTYPE, biased=False)
-        if wrong is not None:
-            return _failed(wrong)
+        _require_right(check_moe_kernels(device, shape, DTYPE, biased=False))
         router = ExpertRouter(required_launcher(device), shape)
         logits, slots = _rows(tokens, experts), mx.zeros((tokens, 2), mx.int32)
 
@@ -387,9 +368,7 @@ def _sampling(device: Device, sizes: Sizes) -> Subject:
         run = required_launcher(device)
         if isinstance(run, Emulator):
             return "an emulated GPU samples by plain operations"
-        wrong = check_sampling(partial(sample_tokens, run))
-        if wrong is not None:
-            return _failed(wrong)
+        _require_right(check_sampling(partial(sample_tokens, run)))
         logits = 2 * _rows(8, sizes.vocab, mx.float32)
         sampler = import_upstream("mlx_lm.sample_utils").make_sampler(temp=DRAW[0], top_p=DRAW[2], top_k=DRAW[1])
         return Pair(

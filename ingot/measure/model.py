@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,7 +20,7 @@ from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels import measured
 from ingot.kernels.device import Device
 from ingot.measure.figures import Figure
-from ingot.measure.turns import largest_difference, times_in_turns, times_of
+from ingot.measure.subjects import largest_difference, times_in_turns, times_of
 from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.files.model_config import older_config_names
@@ -48,6 +48,7 @@ LOWERED: tuple[tuple[type, str], ...] = (
 )
 """Classes of ours that stand for modules of mlx-lm's."""
 Begin = Callable[[str], None]
+T = TypeVar("T")
 
 
 def planned_names() -> list[str]:
@@ -180,7 +181,7 @@ def _tokens_per_second(name: str, adapter: ModelAdapter, stock: Any, end: float)
     yield replace(figure, ratio=round(times.ratio, 3), turns=times.turns)
 
 
-def _timed_result(work: Callable[[], float]) -> tuple[float, float]:
+def _timed_result(work: Callable[[], T]) -> tuple[float, T]:
     """Seconds that it took, and what it returned."""
     began = time.perf_counter()
     found = work()
@@ -193,21 +194,15 @@ def _speed(name: str, ours: float, mlx: float | None, streams: int, tokens: int,
     return Figure(name, "model", ours=speeds[0], mlx=speeds[1], unit="tokens/s", note=note)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def _our_seconds(adapter: ModelAdapter, prompts: Sequence[Sequence[int]], prefill: bool) -> Callable[[int], float]:
     """Seconds of a prompt, or of one of so many steps."""
     loop = OurLoop(adapter, prompts)
 
     def seconds(tokens: int) -> float:
         if prefill:
-            return _timed(loop.prefill)
+            return _timed_result(loop.prefill)[0]
         loop.prefill()
-        return _timed(lambda: loop.decode(tokens)) / tokens
+        return _timed_result(lambda: loop.decode(tokens))[0] / tokens
 
     return seconds
 
@@ -259,18 +254,18 @@ def _steps(adapter: ModelAdapter, folder: Path, end: float) -> Iterator[Figure]:
             whole, alone = (OurLoop(each, _prompts(adapter.vocab, count, SHORT)) for each in (adapter, apart))
             turns: list[tuple[float, float]] = []
             while len(turns) < 1 or (len(turns) < MOST_TURNS and time.monotonic() < end):
-                turns.append((_step_seconds(whole, True), _step_seconds(alone, False)))
+                turns.append((_step_seconds(whole), _step_seconds(alone)))
             times = times_of(turns)
             name = STEPS if count == 1 else f"{STEPS}, {count} streams"
             figure = _speed(name, times.ours, times.mlx, count, 1, found)
             yield replace(figure, part=part, ratio=round(times.ratio, 3), turns=times.turns)
 
 
-def _step_seconds(loop: OurLoop, graphs: bool) -> float:
+def _step_seconds(loop: OurLoop) -> float:
     """Of one of a few, behind those at which graphs are compared."""
     loop.prefill()
     loop.decode(6)
-    return _timed(lambda: loop.decode(8)) / 8
+    return _timed_result(lambda: loop.decode(8))[0] / 8
 
 
 def _as_one_operation(adapter: ModelAdapter) -> str | None:

@@ -4,22 +4,18 @@ benchmarks use them, too.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from ingot.kernels.device import Device
-from ingot.kernels.gpu.launcher import Launcher, kernel_launcher
-from ingot.kernels.packed_matmul.experts import ExpertWeights, GroupedExperts, GroupedTuning
+from ingot.kernels.gpu.launcher import kernel_launcher
+from ingot.kernels.packed_matmul.experts import ExpertWeights
 from ingot.kernels.packed_matmul.kernels import MXFP8, PackedFormat
-from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows, KVSlabs, order_after, page_number
+from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
-from ingot.kernels.paged_attention.selfcheck import plain_attention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
 from ingot.kernels.recurrent.gated_delta import DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans
@@ -72,11 +68,6 @@ class PagedTrial:
     def paged(self) -> mx.array:
         return self.attention.attend(self.queries, self.rows, self.slabs, self.after)
 
-    def alone(self) -> mx.array:
-        """What the last query of each row gives if it is the only one asked for."""
-        rows, last = KernelRows.of(self.tables, self.lengths), mx.contiguous(self.queries[self.width - 1 :: self.width])
-        return self.attention.attend(last, rows, self.slabs, self.after)
-
     def gathered(self) -> mx.array:
         """As long as the longest row, with a mask: what MLX offers for rows of different lengths."""
         longest = max(len(table) for table in self.tables)
@@ -88,7 +79,7 @@ class PagedTrial:
             mx.concatenate([*slabs])[table].transpose(0, 2, 1, 3, 4).reshape(rows, shape.kv_heads, longest * PAGE, -1)
             for slabs in (self.slabs.keys, self.slabs.values)
         )
-        keys, values = self._seen(keys, values)
+        keys, values = self.seen(keys, values)
         ragged = len({*self.lengths}) > 1 or self.lengths[0] % PAGE != 0
         ends = mx.array(self.lengths)[:, None] + mx.arange(1 - self.width, 1)
         mask = (mx.arange(longest * PAGE) < ends[..., None])[:, None] if ragged or self.width > 1 else None
@@ -96,34 +87,12 @@ class PagedTrial:
         attended = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
         return attended.swapaxes(1, 2).reshape(*self.queries.shape[:2], -1)
 
-    def _seen(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def seen(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """What is stored, as keys and values that queries see."""
         return (mx.concatenate([keys, values], axis=-1), keys) if self.shape.latent else (keys, values)
 
-    def exact(self) -> mx.array:
-        """By plain operations in float32, one row after another: for short ones."""
-        made = []
-        for row, (table, length) in enumerate(zip(self.tables, self.lengths, strict=True)):
-            keys, values = (
-                mx.concatenate([slabs[page // PAGE_LIMIT][page % PAGE_LIMIT] for page in table], axis=1)[:, :length]
-                for slabs in (self.slabs.keys, self.slabs.values)
-            )
-            asked = self.queries[row * self.width : (row + 1) * self.width]
-            made.append(plain_attention(asked, *self._seen(keys, values), scale=self.scale))
-        return mx.concatenate(made)
-
     def bytes(self) -> int:
         return sum(self.lengths) * self.shape.kv_heads * (self.shape.key_size + self.shape.value_size) * 2
-
-
-def seconds(work: Callable[[], mx.array], repeats: int) -> float:
-    """What the device takes; what Python takes to ask for it, it does while the device works on an earlier step."""
-    asked = [work() for _ in range(repeats)]
-    mx.synchronize()
-    begun = time.perf_counter()
-    mx.eval(asked)
-    mx.synchronize()
-    return (time.perf_counter() - begun) / repeats
 
 
 def drawn_parts(
@@ -162,7 +131,6 @@ class MixtureTrial:
         self.x = mx.random.normal((tokens, mixture.hidden)).astype(mx.bfloat16)
         order = mx.argsort(mx.random.uniform(shape=(tokens, mixture.experts)), axis=-1)
         self.chosen = mx.contiguous(order[:, : mixture.chosen].astype(mx.int32))
-        self.flops = 6 * self.chosen.size * mixture.hidden * mixture.inner
         mx.eval(self.x, self.chosen)
 
     def _drawn(self, outputs: int, columns: int) -> ExpertWeights:
@@ -170,11 +138,6 @@ class MixtureTrial:
         bias = mx.random.normal(lines).astype(mx.bfloat16) if mixture.clipped else None
         mx.eval(bias)
         return ExpertWeights(mixture.packing, *drawn_parts(mixture.packing, lines, columns), bias)
-
-    def ours(self, run: Launcher, tuning: GroupedTuning) -> GroupedExperts:
-        activation: Any = "swiglu_oai" if self.mixture.clipped else "silu"
-        weights = (self.gate, self.up, self.down)
-        return GroupedExperts(run, *weights, dtype=mx.bfloat16, activation=activation, tuning=tuning)
 
     def theirs(self) -> SwitchGLU:
         """mlx-lm's own."""
@@ -234,8 +197,7 @@ class RecurrentInputs:
             part.reshape(self.rows, self.tokens, shape.groups, shape.state_size) for part in (writers, readers)
         )
         steps = self.joint.reshape(self.rows, self.tokens, -1)[..., -shape.heads :]
-        own = (self.weights[name] for name in ("a_log", "skip", "dt_bias"))
-        a_log, skip, bias = own
+        a_log, skip, bias = (self.weights[name] for name in ("a_log", "skip", "dt_bias"))
         state = mx.zeros((self.rows, shape.heads, shape.head_size, shape.state_size))
         given = (values, a_log, writers, readers, skip.astype(x.dtype), steps, bias, state)
         found: mx.array = ssm.ssm_update(*given, (0.0, float("inf")))[0]
@@ -247,38 +209,12 @@ class RecurrentTrial(RecurrentInputs):
 
     def __init__(self, device: Device, shape: MixerShape, rows: int, tokens: int) -> None:
         super().__init__(shape, rows, tokens, mx.bfloat16)
-        self.kernels: Any = recurrent_kernels(device, shape, mx.bfloat16, self.weights)
-        self._spans = RecurrentSpans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
-        self._last = mx.zeros(1)
-
-    def mixed(self) -> mx.array:
-        return self._chained(lambda spans: self.kernels.mix(self.joint, spans, self.states, *self.apart)[0])
-
-    def convolved(self) -> mx.array:
-        return self._chained(lambda spans: self.kernels.convolve(self.joint, spans, self.states[0])[0])
-
-    def read(self) -> mx.array:
-        """By the rule alone, of what was not convolved."""
-        rule = self.kernels.advance if isinstance(self.shape, DeltaShape) else self.kernels.scan
-        given = mx.zeros((self.rows * self.tokens, self.shape.convolution.channels), mx.bfloat16)
-        return self._chained(lambda spans: rule(given, self.joint, spans, self.states[1], *self.apart)[0])
-
-    def _chained(self, launch: Callable[[RecurrentSpans], mx.array]) -> mx.array:
-        """Behind the one before: a device would run several at once, which those of a model never do."""
-        spans = replace(self._spans, spans=order_after(self._spans.spans, self._last))
-        self._last = launch(spans)
-        return self._last
-
-    def bytes(self) -> int:
-        """Of states that are read and written."""
-        return 2 * sum(part.nbytes for part in self.states)
+        self.kernels = recurrent_kernels(device, shape, mx.bfloat16, self.weights)
+        self.spans = RecurrentSpans.of([(row * tokens, tokens, row, 0) for row in range(rows)])
 
     def ours(self) -> mx.array:
         """What the mixer gives between its projections, without the norm of its output."""
-        spans = RecurrentSpans.of([(row * self.tokens, self.tokens, row, 0) for row in range(self.rows)])
-        convolved, _ = self.kernels.convolve(self.joint, spans, self.states[0])
-        found: mx.array = convolved
-        if not isinstance(self.shape, ShortConvShape):
-            rule = self.kernels.advance if isinstance(self.shape, DeltaShape) else self.kernels.scan
-            found = rule(convolved, self.joint, spans, self.states[1], *self.apart)[0]
+        found: mx.array = self.kernels.convolve(self.joint, self.spans, self.states[0])[0]
+        if self.kernels.rule:
+            found = self.kernels.advance(found, self.joint, self.spans, self.states[1], *self.apart)[0]
         return found

@@ -8,17 +8,21 @@ frames as images. An option that a family does not support raises Unsupported, w
 
 from __future__ import annotations
 
-import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Final
 
-from ingot.errors import BadMedia, ModelError, Unsupported
 from ingot.media import bounds
+from ingot.media.any_size_processors import (
+    Gemma4Processor,
+    KimiProcessor,
+    LfmProcessor,
+    Llama4Processor,
+    MergedPatchesProcessor,
+    MiniCpmProcessor,
+)
 from ingot.media.layout import (
     Grid,
     ImageLayoutOptions,
@@ -32,109 +36,19 @@ from ingot.media.layout import (
     snap_to_keyframes,
     spread_frames,
 )
-
-ConfigObject = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessorFiles:
-    config: ConfigObject = field(default_factory=dict)
-    image_config: ConfigObject = field(default_factory=dict)
-    video_config: ConfigObject = field(default_factory=dict)
-    processor: ConfigObject = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path) -> ProcessorFiles:
-        processor = _read_json_file(folder / "processor_config.json")
-        return cls(
-            _read_json_file(folder / "config.json"),
-            processor.get("image_processor") or _read_json_file(folder / "preprocessor_config.json"),
-            processor.get("video_processor") or _read_json_file(folder / "video_preprocessor_config.json"),
-            processor,
-        )
-
-    @property
-    def family(self) -> str:
-        return str(self.config.get("model_type", ""))
-
-    @property
-    def vision(self) -> ConfigObject:
-        found = self.config.get("vision_config")
-        return found if isinstance(found, Mapping) else {}
-
-
-def config_side(stated: ConfigObject, name: str, fallback: int) -> int:
-    """A side that is stated as a number, or as an object that names its sides."""
-    side = stated.get(name, fallback)
-    if isinstance(side, Mapping):
-        side = side.get("longest_edge") or side.get("height") or side.get("shortest_edge") or fallback
-    return int(side)
-
-
-def _read_json_file(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{path.name} is not valid JSON.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path.name} is not a JSON object.")
-    return found
-
-
-class ImagesOnly(ABC):
-    __slots__ = ()
-
-    FAMILY: ClassVar[str]
-    PLACEHOLDER: ClassVar[str]
-
-    @property
-    def placeholders(self) -> dict[MediaKind, Placeholder]:
-        return {"image": Placeholder(self.PLACEHOLDER, self.PLACEHOLDER)}
-
-    def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
-        for name in ("min_pixels", "max_pixels"):
-            if getattr(layout_options, name) is not None:
-                raise Unsupported(
-                    f"{name} is not supported: {self.FAMILY} has its own rule for resizing images. Leave it out.",
-                    param=name,
-                )
-        return self._image(size, layout_options)
-
-    @abstractmethod
-    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout: ...
-
-    def video_layout(self, header: VideoHeader, layout_options: VideoLayoutOptions) -> Layout:
-        raise Unsupported("The served model does not take video, only its frames as images.")
-
+from ingot.media.processor_parts import (
+    ImagesOnly,
+    PixelRange,
+    ProcessorFiles,
+    config_side,
+    fit_to_pixels,
+    nearest_arrangement,
+)
 
 QWEN_START, QWEN_END = "<|vision_start|>", "<|vision_end|>"
 QWEN_IMAGE, QWEN_VIDEO = "<|image_pad|>", "<|video_pad|>"
 QWEN_LOW_DETAIL: Final = 512 * 512
 TIMED_FAMILIES: Final = ("qwen3", "qwen4")
-
-
-@dataclass(frozen=True, slots=True)
-class PixelRange:
-    """The range of pixels that an image is resized to."""
-
-    least: int
-    most: int
-
-    @classmethod
-    def stated(cls, stated: ConfigObject, least: int, most: int) -> PixelRange:
-        """`size` has areas under the names of edges; older files have min_pixels and max_pixels."""
-        size = stated.get("size") or {}
-        low = stated.get("min_pixels") or size.get("shortest_edge") or least
-        high = stated.get("max_pixels") or size.get("longest_edge") or most
-        return cls(int(low), int(high))
-
-    def limited(self, least: int | None, most: int | None) -> PixelRange:
-        """With a request's limits. It may ask for fewer pixels than the model would use, but not for more."""
-        high = self.most if most is None else min(most, self.most)
-        low = self.least if least is None else max(least, 1)
-        return PixelRange(min(low, high), high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +150,6 @@ class QwenProcessor:
             size = Size(*(int(side * self.unit / shorter) for side in size))
         allowed = self.videos.limited(least, most)
         return fit_to_pixels(size, self.unit, allowed, count, round(count / self.pair) * self.pair)
-
-
-def fit_to_pixels(size: Size, unit: int, allowed: PixelRange, count: int = 1, rounded: int = 1) -> Size:
-    """The nearest size whose sides are multiples of `unit` and whose area, times `count` frames, is allowed."""
-    if size.aspect > bounds.ASPECT:
-        raise BadMedia(f"the longer side is more than {bounds.ASPECT} times the shorter. Crop it.")
-    fitted = Size(*(round(side / unit) * unit for side in size))
-    if rounded * fitted.area > allowed.most:
-        shrink = math.sqrt(count * size.area / allowed.most)
-        return Size(*(max(unit, math.floor(side / shrink / unit) * unit) for side in size))
-    if rounded * fitted.area < allowed.least:
-        grow = math.sqrt(allowed.least / (count * size.area))
-        return Size(*(math.ceil(side * grow / unit) * unit for side in size))
-    return fitted
 
 
 GEMMA_START, GEMMA_SOFT, GEMMA_END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
@@ -378,27 +278,6 @@ class IdeficsProcessor(ImagesOnly):
 
     def _tiled(self, side: int) -> int:
         return math.ceil(side / self.tile) * self.tile
-
-
-@lru_cache(maxsize=256)
-def nearest_arrangement(size: Size, side: int, tiles: tuple[int, int]) -> tuple[int, int]:
-    """The columns and rows of tiles of this `side` whose aspect ratio is nearest to the image's. Of equally near ones,
-    the largest that the image fills by half."""
-    aspect = size.width / size.height
-    best, nearest = (1, 1), float("inf")
-    for columns, rows in _arrangements(tiles):
-        off = abs(aspect - columns / rows)
-        fills = size.area > 0.5 * side * side * columns * rows
-        if off < nearest or (off == nearest and fills):
-            best, nearest = (columns, rows), off
-    return best
-
-
-@lru_cache(maxsize=16)
-def _arrangements(tiles: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    least, most = tiles
-    every = ((columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1))
-    return tuple(sorted((each for each in every if each[0] * each[1] >= least), key=lambda each: each[0] * each[1]))
 
 
 INTERNVL_IMAGE, INTERNVL_START, INTERNVL_END = "<IMG_CONTEXT>", "<img>", "</img>"
@@ -546,6 +425,14 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     **dict.fromkeys(("internvl", "internvl_chat"), InternVLProcessor.of),
     **dict.fromkeys(("llava", "llava_next"), LlavaProcessor.of),
     "phi3_v": Phi3Processor.of,
+    **dict.fromkeys(("gemma4", "gemma4_unified"), Gemma4Processor.of),
+    "minimax_m3_vl": MergedPatchesProcessor.of_minimax,
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), MergedPatchesProcessor.of_glm),
+    "minicpmv4_6": MiniCpmProcessor.of,
+    "paddleocr_vl": MergedPatchesProcessor.of_paddle,
+    **dict.fromkeys(("kimi_vl", "kimi_k25"), KimiProcessor.of),
+    **dict.fromkeys(("lfm2_vl", "lfm2-vl"), LfmProcessor.of),
+    "llama4": Llama4Processor.of,
 }
 """By model_type."""
 

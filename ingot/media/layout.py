@@ -9,13 +9,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from ingot.errors import BadMedia
 from ingot.media import bounds
 
 MediaKind = Literal["image", "video"]
 ImageDetail = Literal["auto", "low", "high"]
+
+
+ITEM_NUMBER: Final = "\0number\0"
+"""Stands in `Layout.written` for an item's number among those of a prompt, from zero on."""
 
 
 class Grid(NamedTuple):
@@ -44,6 +48,8 @@ class Layout:
     times: tuple[float, ...] = ()  # of each of `grid.t` in a video, in seconds
     interval: float = 0.0  # seconds between two of `grid.t`, as the model's own processor computes it
     covered: Size | None = None  # the patches that an image covers of its tiles; None: all of them
+    apart: Grid | None = None  # of tiles behind those of `grid` that have another one
+    arranged: Size | None = None  # columns and rows of tiles
 
     def __post_init__(self) -> None:
         assert self.written.count(self.token) == len(self.runs), "there must be a run for each token"
@@ -51,6 +57,10 @@ class Layout:
     @property
     def features(self) -> int:
         return sum(self.runs)
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        return (self.grid,) if self.apart is None else (self.grid, self.apart)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ from ingot.models.probe import Probe, ProbeFindings, ProbeVariants
 from ingot.models.report import footprint_of, irreproducible_part, model_notes
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import DeepStack, VisionTower, VisualInputs, swap_deepstack_layers
-from ingot.observe.steps import report_step
+from ingot.observe.logs import report_step
 from ingot.quantities import format_bytes
 from ingot.upstream import caches, load_config, load_model
 
@@ -262,7 +262,7 @@ class ModelAdapter:
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
-        vision = None if visual is None else (visual, self.deepstack)
+        vision = None if visual is None or self.tower is None else (visual, self.deepstack, self.tower.stand_in)
         compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
             return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)

@@ -41,7 +41,7 @@ from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_setup import kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
-from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, token_embedding_of
+from ingot.models.layers.lm_head import LogitsSelection, embeddings_changed, nudged_embeddings
 from ingot.models.layers.recurrent import RECURRENT_SPANS
 from ingot.models.layers.rope import RopeAngles
 from ingot.models.lora.layers import LoraMapping
@@ -49,7 +49,8 @@ from ingot.models.probe import is_close_gap, logits_gap
 from ingot.models.vision.tower import DeepStack, VisualInputs
 from ingot.upstream import caches
 
-VisualContext = tuple[VisualInputs, DeepStack | None]
+VisualContext = tuple[VisualInputs, DeepStack | None, int | None]
+"""See `VisualInputs.behind` and `VisionTower.stand_in`."""
 """The image features of a pass, and the layers behind which some of them are added."""
 log = logging.getLogger("ingot.models")
 MOST_COMPILED_STEPS = 32
@@ -88,12 +89,11 @@ def run_forward(
         if vision is None:
             logits = _run_with_selection(model, selection, tokens, layers, chosen)
         else:
-            visual, deepstack = vision
-            embed: Any = token_embedding_of(model)
-            assert embed is not None, "a vision model's token embedding is known"
-            with visual.behind(deepstack):
-                with_features = partial(model, input_embeddings=visual.over(embed(tokens)))
-                logits = _run_with_selection(with_features, selection, tokens, layers, chosen)
+            visual, deepstack, stand_in = vision
+            if stand_in is not None:
+                tokens = visual.replacing(tokens, stand_in)
+            with visual.behind(deepstack), embeddings_changed(model, visual.over):
+                logits = _run_with_selection(model, selection, tokens, layers, chosen)
     return logits.reshape(-1, logits.shape[-1])
 
 

@@ -87,7 +87,7 @@ def _folder_needs(folder: Path, device: Device) -> MemoryNeeds:
 def _tower_weight_bytes(folder: Path, device: Device) -> int:
     """0 where it has no tower, or cannot be served with it here."""
     config = load_config(folder)
-    if not has_vision_tower(config):
+    if not has_vision_tower(folder, config):
         return 0
     try:
         return sum(settled_bytes(part, device) for part in unloaded_tower_parts(folder, config))
@@ -100,7 +100,7 @@ def largest_image_needs(folder: Path, device: Device) -> EncodingBytes | None:
     loading it."""
     try:
         config = {} if folder.suffix == ".gguf" else load_config(folder)
-        return unloaded_tower_needs(folder, config, device) if has_vision_tower(config) else None
+        return unloaded_tower_needs(folder, config, device) if has_vision_tower(folder, config) else None
     except (Exception, SystemExit):  # see `memory_needs`
         return None
 

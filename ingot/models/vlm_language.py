@@ -92,8 +92,8 @@ class _VlmLanguage(nn.Module):
         named = sanitized_vlm_weights(self._package, vars(self).pop("whole"), weights)
         return {name: weight for name, weight in named.items() if name.startswith(f"{_LANGUAGE_PART}.")}
 
-    def __call__(self, inputs: Any, cache: Any = None, input_embeddings: Any = None) -> Any:
-        return self.language_model(inputs, inputs_embeds=input_embeddings, cache=cache).logits
+    def __call__(self, inputs: Any, cache: Any = None) -> Any:
+        return self.language_model(inputs, cache=cache).logits
 
 
 def _type_of(config: Mapping[str, Any]) -> str:

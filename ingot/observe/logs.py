@@ -1,4 +1,5 @@
-"""Log formats: text lines, or JSON, an object a line; and rate-limited warnings.
+"""Log formats: text lines, or JSON, an object a line; rate-limited warnings; and what long work says about itself while
+it runs, on a line of the terminal that log lines must not run into.
 
 Every object about a request holds its id: that of the current context, or the one that `log_facts` names, as the engine
 thread computes for many at once.
@@ -6,15 +7,61 @@ thread computes for many at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import msgspec
 
-from ingot.observe.steps import LineAwareHandler
+CLEAR_LINE: Final = "\r\x1b[2K"
+_reporter: ContextVar[Callable[[str], None] | None] = ContextVar("step_reporter", default=None)
+_open_lines: Final[set[int]] = set()
+"""Of which streams, by `id`, the last line is being rewritten."""
+
+
+@contextlib.contextmanager
+def reporting_steps(report: Callable[[str], None]) -> Iterator[None]:
+    """Work within the block, and in copies of its context, tells `report` what it has come to."""
+    token = _reporter.set(report)
+    try:
+        yield
+    finally:
+        _reporter.reset(token)
+
+
+def report_step(words: str) -> None:
+    """Say what begins now, to whoever shows it."""
+    if (report := _reporter.get()) is not None:
+        report(words)
+
+
+def rewrite_line(stream: TextIO, text: str) -> None:
+    """Put `text` in place of the stream's last line, which stays open."""
+    _open_lines.add(id(stream))
+    stream.write(f"{CLEAR_LINE}{text}")
+    stream.flush()
+
+
+def close_line(stream: TextIO, *, keep: bool = True) -> None:
+    """Leave the line as it is, or empty, so that other output begins on a fresh one."""
+    if id(stream) in _open_lines:
+        _open_lines.discard(id(stream))
+        stream.write("\n" if keep else CLEAR_LINE)
+        stream.flush()
+
+
+class LineAwareHandler(logging.StreamHandler[TextIO]):
+    """Writes a record in place of a line that is being rewritten, which its owner draws again below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if id(self.stream) in _open_lines:
+            self.stream.write(CLEAR_LINE)
+        super().emit(record)
+
 
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -17,7 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.config.checks import is_lora_name
 from ingot.engine.request import LoraRef, RequestStatus
 from ingot.errors import AdapterError, BadRequest, ModelNotFound
-from ingot.observe.prometheus import Metric, MetricSample
+from ingot.observe.metrics import Metric, MetricSample
 from ingot.protocol.chat.answers import IgnoredNote
 from ingot.protocol.schema.fields import BodyReading, FieldKind, Schema, Text
 from ingot.protocol.schema.model_fields import adapter_named_in

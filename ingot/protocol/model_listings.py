@@ -19,9 +19,10 @@ from ingot.protocol.chat.answers import IgnoredNote
 from ingot.protocol.chat.preparation import model_thinks
 from ingot.protocol.chat.sampling_defaults import sampling_body
 from ingot.protocol.ollama.request import OllamaModelNameField
-from ingot.protocol.schema.fields import Bool
+from ingot.protocol.schema import bounds
+from ingot.protocol.schema.fields import Bool, Text
 from ingot.protocol.schema.model_fields import adapter_named_in
-from ingot.protocol.schema.objects import ObjectOf, accepts
+from ingot.protocol.schema.objects import ObjectOf, accepts, requires
 from ingot.protocol.served import AnyServedModel, ServedModel, TaskCard
 from ingot.protocol.terms import DEFAULT_NAME, matches_model_name, unknown_model_error
 from ingot.text.tool_formats.registry import FormatSource
@@ -168,6 +169,29 @@ def task_model_body(card: TaskCard) -> ModelBody:
     if isinstance(card, TextToSpeechCard):
         return replace(body, output_modalities=["audio"], voices=list(card.voices))
     return body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddModelBody:
+    model: str = requires(Text(bounds.NAME_CHARS, least=1), "A short name, or a hub id such as org/name.")
+
+
+ADD_MODEL_BODY = ObjectOf(AddModelBody)
+
+
+class RecommendedModel(Struct):
+    id: str  # a short name
+    task: str
+    hub_id: str
+    parameters: float  # billions
+    download_bytes: int
+    weight_bytes: int
+    context: int  # that there is room for; 0: it has none
+
+
+class RecommendedList(Struct):
+    data: list[RecommendedModel]
+    object: Literal["list"] = "list"
 
 
 OLLAMA_VERSION: Final = "0.13.0"

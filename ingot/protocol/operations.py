@@ -240,6 +240,10 @@ OPERATIONS: Final = (
         Shape("responses.answers:InputItemList", query="responses.request:ITEMS_QUERY"),
         *LOOKUP_ERRORS,
     ),
+    get_operation(
+        *("listMcpServers", "/v1/mcp", "List the connected MCP servers and their tools."),
+        "responses.answers:McpServerList",
+    ),
     # Speech
     form_operation("createTranscription", "transcriptions", "Transcribe audio.", "read_transcription"),
     form_operation("createTranslation", "translations", "Translate audio to English.", "read_translation"),
@@ -253,6 +257,19 @@ OPERATIONS: Final = (
     get_operation("listVoices", "/v1/audio/voices", "List the voices.", "openai.speech:VoiceList", kind="speech"),
     # Models
     get_operation("listModels", "/v1/models", "List the served models.", "model_listings:ModelList"),
+    body_operation(
+        *("addModel", "/v1/models", "Fetch a model, load it and serve it until the end; for the administrator's key."),
+        Shape(MODEL_BODY, "model_listings:ADD_MODEL_BODY"),
+        kind="server",
+        errors=(*BODY_ERRORS, 403, 503),
+    ),
+    get_operation(
+        "listRecommended",
+        "/v1/models/recommended",
+        "Models that there is memory for; for the administrator's key.",
+        "model_listings:RecommendedList",
+        403,
+    ),
     get_operation("retrieveModel", "/v1/models/{model}", "Get a served model.", MODEL_BODY, 404),
     model_change_operation(
         "loadModel", "load", "Load a model, and wait until it is loaded; for the administrator's key."

@@ -49,7 +49,7 @@ from ingot.protocol.terms import DEFAULT_NAME
 from ingot.text.tokenizer.encoder_inputs import EncoderInput, RerankInputs, TextInputs
 
 if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.engine.pooling import ServedPoolingModel
 
 
 EMBEDDING_TEXT = Text(least=1)

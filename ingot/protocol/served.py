@@ -43,7 +43,7 @@ from ingot.text.tool_formats.registry import FormatSource, FoundFormat, find_for
 from ingot.version import __version__
 
 if TYPE_CHECKING:
-    from ingot.engine.pooling_batches import ServedPoolingModel
+    from ingot.engine.pooling import ServedPoolingModel
     from ingot.engine.speech_to_text import ServedSpeechToText
     from ingot.engine.text_to_speech import ServedTextToSpeech
     from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -259,5 +259,6 @@ def answer_format_of(card: ModelCard, tokenizer: Tokenizer, settings: Settings) 
 def system_fingerprint(card: ModelCard, sampling: Sampling) -> str:
     """Names the program and everything about the model that its output may depend on."""
     model = (card.name, card.source, card.family, card.formats, card.arithmetic, card.device, card.weights)
-    facts = (__version__, *model, *card.lossy, str(sampling_body(sampling)))
+    policy = () if card.specprefill_from is None else (f"specprefill from {card.specprefill_from}",)
+    facts = (__version__, *model, *card.lossy, *policy, str(sampling_body(sampling)))
     return "fp_" + blake2b("\n".join(facts).encode(), digest_size=6).hexdigest()

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.agents import clients
-from ingot.agents.agent import CLIENT_TIMEOUT_S, Endpoint
-from ingot.agents.clients import AGENTS
+from ingot.agents.clients import AGENTS, CLIENT_TIMEOUT_S, Endpoint
 from ingot.config import Settings
 
 HERE = Path("folder")

@@ -10,7 +10,7 @@ import pytest
 from bench.sparse import Figures
 from bench.sparse_quality import Sample, calls, posed, recalls, required_calls, tallied
 from foundry import vocabulary
-from ingot.engine.specprefill.selection import PromptScores
+from ingot.engine.specprefill.selection import ScoredPrompt
 
 
 def test_tool_calls_have_a_long_text_before_them_that_is_not_computed_in_any_case() -> None:
@@ -58,12 +58,14 @@ def test_right_answers_are_counted_by_task_and_by_who_chose(monkeypatch: pytest.
     def answered(_: object, sample: Sample, kept: np.ndarray) -> tuple[bool, float]:
         return sample.prompt[0] in sample.answer and len(kept) > 150, 2.0
 
-    def evenly(prompt: tuple[int, ...]) -> PromptScores:
-        return np.ones(len(prompt), np.float32)
+    def evenly(prompt: tuple[int, ...]) -> ScoredPrompt:
+        return ScoredPrompt(np.ones(len(prompt), np.float32), np.ones(len(prompt), np.float32))
 
     monkeypatch.setattr("bench.sparse_quality.answered", answered)
     samples = [Sample("a", (1,) * 400, (1,)), Sample("a", (2,) * 400, (3,)), Sample("b", (1,) * 150, (1, 4))]
-    found = tallied(Target(), {"evenly": evenly}, samples)
-    assert (found["a", "all", 1.0].right, found["a", "all", 1.0].count) == (1, 2)
-    assert found["a", "evenly", 0.1].right == 1 and found["b", "evenly", 0.1].right == 0
-    assert found["b", "all", 1.0].tokens == 2
+    found, by_mass = tallied(Target(), {"evenly": evenly}, samples, [0.1], [0.5])
+    assert (found["a", "all", "1.0"].right, found["a", "all", "1.0"].count) == (1, 2)
+    assert found["a", "evenly", "0.1"].right == 1 and found["b", "evenly", "0.1"].right == 0
+    assert found["b", "all", "1.0"].tokens == 2
+    assert found["a", "evenly", "quality 0.5"].kept / 2 == pytest.approx((128 + 5 * 32) / 400)
+    assert {least: tally.count for least, tally in by_mass.items()} == {0.0: 2, 0.4: 2, 0.99: 2}

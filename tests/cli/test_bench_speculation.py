@@ -34,6 +34,7 @@ from ingot.engine.request import (
     Timing,
     Usage,
 )
+from ingot.engine.speculation.lookup import LookupProposer, PastAnswers
 from ingot.errors import ConfigError, Overloaded
 from tests import scripted
 from tests.cli.scripted import Script, environment, scripted_server
@@ -103,7 +104,21 @@ def test_everybody_is_asked_the_same_in_turns_and_shares_nothing() -> None:
     assert [turn[0].speculate for turn in turns[1:]] == [(), ("lookup",), ("mtp",)]
     assert all(len({request.prompts for request in turn}) == 1 for turn in turns)
     assert len({turn[0].prompts for turn in turns}) == 4
-    assert len({request.salt for request in engine.requests}) == 12
+    assert not any(request.cache for request in engine.requests)
+
+
+def test_a_second_run_on_the_same_server_proposes_nothing_that_the_first_was_answered() -> None:
+    plan, past = SpeculationPlan(workloads=("chat",), rounds=1), PastAnswers()
+    letters = "".join(chr(number) for number in range(ord("A"), ord("z")))  # nothing in it comes twice
+    engine = scripted.start(scripted.said(otherwise=letters), proposers=[LookupProposer(past)])
+    try:
+        with running(engine, settings()) as url:
+            runs = [list(measure_proposers(ServerClient(url), plan, ("lookup",))) for _ in range(2)]
+    finally:
+        engine.close()
+    assert past.count == 0
+    assert [found.same for found in (*runs[0], *runs[1])] == [1] * 4
+    assert not any(run[1].acceptance for run in runs)
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:

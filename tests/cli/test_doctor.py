@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_a_folder_on_a_drive_without_room_is_noted_with_its_flag(tmp_path: Path)
 
 
 def test_a_busy_machine_is_noted_with_what_keeps_it_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    listing = " 3.0 idle\n97.5 /usr/bin/my compiler\n40,0 other\n"
+    own = os.getpid()
+    listing = "1 2 3.0 idle\n1 3 90.5 /usr/bin/my compiler\n1 4 40,0 other\n1 5 7.0 /usr/bin/my compiler\n"
+    listing += f"1 {own} 99.0 ingot\n{own} 7 100.0 ps\n"
     done = subprocess.CompletedProcess([], 0, listing, "")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)

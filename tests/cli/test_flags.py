@@ -56,3 +56,31 @@ def test_auto_is_the_default_of_a_setting_that_has_choices_and_none_of_that_name
     assert settings_from_arguments(parser.parse(words)).settings.dtype is None
     with pytest.raises(ConfigError, match="float32, bfloat16, float16"):
         settings_from_arguments(parser.parse(["--dtype", "fp8"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("here", "off"),
+        ("--specprefill here", "on"),
+        ("here --specprefill", "on"),
+        ("--specprefill auto here", "auto"),
+        ("here --specprefill=auto", "auto"),
+        ("--specprefill true here", "on"),
+        ("--no-specprefill here", "off"),
+        ("--specprefill off here", "off"),
+    ],
+)
+def test_a_switch_may_have_a_word_and_never_takes_the_model_for_one(words: str, value: str) -> None:
+    parser = CommandParser("serve", "about")
+    parser.add_argument("model", nargs="?")
+    add_settings(parser)
+    settings = settings_from_arguments(parser.parse(words.split())).settings
+    assert (settings.model, settings.specprefill) == ("here", value)
+
+
+def test_a_switch_with_another_word_is_refused() -> None:
+    parser = CommandParser("serve", "about")
+    add_settings(parser)
+    with pytest.raises(ConfigError, match="did you mean auto"):
+        settings_from_arguments(parser.parse(["--specprefill=aut"]))

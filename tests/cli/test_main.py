@@ -30,6 +30,11 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"ingot {__version__}\n")
 
 
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "ingot", "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"ingot {__version__}\n")
+
+
 def test_help_lists_every_command(tmp_path: Path) -> None:
     for arguments in ((), ("--help",)):
         done = ingot(tmp_path, *arguments, by=subprocess.run)

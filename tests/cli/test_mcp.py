@@ -29,7 +29,7 @@ async def test_the_local_models_are_tools_for_others(tmp_path: Path) -> None:
     with running(engine, settings(api_key=KEY)) as url:
         command = StdioServerParameters(
             command=sys.executable,
-            args=["-m", "ingot.cli.main", "mcp", url],
+            args=["-m", "ingot", "mcp", url],
             env={"INGOT_API_KEY": KEY, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         )
         async with Client(command, read_timeout_seconds=60) as client:

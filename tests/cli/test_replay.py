@@ -222,3 +222,16 @@ def test_what_cannot_be_run_again_is_refused_in_words(tmp_path: Path, text: str,
         read_capture(tmp_path / "nowhere.json")
     with pytest.raises(ConfigError, match="leave out --url"):
         answer_texts("/v1/embeddings", {})
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_what_a_policy_decided_is_decided_again(path: str) -> None:
+    def fields(thinned: bool, policy: str = "auto", **asked: Any) -> Any:
+        own = {"options": asked} if path.startswith("/api/") else asked
+        record = {"path": path, "seed": 1, "body": {"messages": HI} | own, "answers": [], "thinned_out": thinned}
+        body = replayed_body(record | {"settings": {"specprefill": policy}})
+        return (body["options"] if path.startswith("/api/") else body).get("specprefill")
+
+    assert (fields(True), fields(False)) == (True, False)
+    assert fields(True, specprefill_keep_pct=0.2) is fields(True, "on") is fields(False, cache="exact") is None
+    assert fields(False, specprefill=True) is True

@@ -41,7 +41,7 @@ from ingot.cli.serve import (
 )
 from ingot.config import DEFAULT_MODEL, Settings, load_config
 from ingot.distributed.place import LISTEN_VARIABLE
-from ingot.engine.loading.model_files import find_model_files
+from ingot.engine.loading.fleet_models import find_model_files
 from ingot.engine.request import ModelCard
 from ingot.errors import ConfigError, DeviceLost, IngotError, Unsupported
 from ingot.http.server import Listener
@@ -261,7 +261,7 @@ def tables(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving_of_serve_killed(tables: Path, home: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    command = [sys.executable, "-m", "ingot.cli.main", "serve", "--config", str(tables), "--port", "0"]
+    command = [sys.executable, "-m", "ingot", "serve", "--config", str(tables), "--port", "0"]
     log = home / "log"
     with log.open("wb") as output:
         process = start(command, stdout=output, stderr=subprocess.STDOUT, env=environment(home))

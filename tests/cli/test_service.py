@@ -37,7 +37,7 @@ def test_a_unit_starts_the_server_with_its_settings_and_lets_it_reload(home: Pat
     config.write_text("port = 8001\n")
     unit = make_service("linux", "ingot", PYTHON, config)
     assert unit.path == home / ".config/systemd/user/ingot.service"
-    assert f'ExecStart=/opt/ingot/bin/python -m ingot.cli.main serve --config "{home}/100 %%.toml"\n' in unit.text
+    assert f'ExecStart=/opt/ingot/bin/python -m ingot serve --config "{home}/100 %%.toml"\n' in unit.text
     assert "ExecReload=/bin/kill -HUP $MAINPID\n" in unit.text and "WantedBy=default.target\n" in unit.text
     assert unit.start == (
         ("systemctl", "--user", "daemon-reload"),
@@ -57,7 +57,7 @@ def test_a_plist_says_the_same_to_launchd(home: Path) -> None:
     agent = make_service("darwin", "mine", PYTHON, None)
     definition = plistlib.loads(agent.text.encode())
     assert agent.path == home / "Library/LaunchAgents/mine.plist"
-    assert definition["ProgramArguments"] == [str(PYTHON), "-m", "ingot.cli.main", "serve"]
+    assert definition["ProgramArguments"] == [str(PYTHON), "-m", "ingot", "serve"]
     assert definition["Label"] == "mine" and definition["KeepAlive"] == {"SuccessfulExit": False}
     assert agent.start[0][:2] == ("launchctl", "bootstrap") and agent.stop[0][2].endswith("/mine")
 

@@ -53,6 +53,9 @@ def with_variables(variables: Mapping[str, str], flags: Mapping[str, Any] | None
         ("--max-model-len 8k", "context", 8000),
         ("--max-model-len=8K", "context", 8192),
         ("--max-model-len auto", "context", None),
+        ("--max_model_len 512", "context", 512),
+        ("--max_sequences=4", "max_sequences", 4),
+        ("--disable-model-downloads", "offline", True),
         ("-c 4096", "context", 4096),
         ("-c 0", "context", None),
         ("--max-num-seqs 8", "max_sequences", 8),
@@ -124,6 +127,10 @@ def test_what_ingot_always_does_is_accepted_with_a_line(line: str) -> None:
     ("line", "says"),
     [
         ("--enforce-eager", "leave it out"),
+        ("-O3", "the device decides"),
+        ("--compilation-config.mode 3", "the device decides"),
+        ("--guided-decoding-backend xgrammar", "llguidance"),
+        ("--mlock", "stay in memory"),
         ("--quantization awq", "ingot convert"),
         ("--data-parallel-size 2", "docs/scale.md"),
         ("-ngl 0", "cannot be kept off the device"),
@@ -260,7 +267,7 @@ def test_a_row_says_all_that_it_has_to(row: ForeignRow) -> None:
 
 def test_flags_that_are_the_same_are_ours() -> None:
     table = tomllib.loads(TABLE.read_text())
-    ours = {option.flag for option in SETTINGS.values()}
+    ours = {"--config", *(option.flag for option in SETTINGS.values())}
     assert all(name in ours for deed in ("same", "other") for row in table[deed] for name in row["names"].split())
 
 

@@ -148,7 +148,7 @@ def standins(size: int | str, stall_s: float = PATIENCE_S) -> list[str]:
 def engines(folder: Path, size: int | str, stall_s: float = PATIENCE_S) -> list[str]:
     """`ingot serve` itself, with the model that lies there."""
     wanted = {"--hosts": size, "--rank-stall-s": stall_s, "--port": 0, "--memory": "500MB"}
-    return ["-m", "ingot.cli.main", "serve", str(folder), *(str(word) for pair in wanted.items() for word in pair)]
+    return ["-m", "ingot", "serve", str(folder), *(str(word) for pair in wanted.items() for word in pair)]
 
 
 def is_whole(answer: tuple[int, str]) -> bool:

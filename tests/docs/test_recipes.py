@@ -73,8 +73,8 @@ def test_what_a_recipe_adds_works(failures: dict[str, str], what: str) -> None:
 
 
 def test_a_command_that_a_recipe_adds_runs_and_is_listed(copy: Path) -> None:
-    assert run(copy, "-m", "ingot.cli.main", "hello", "--name", "you") == "hello, you"
-    assert "hello    say hello" in run(copy, "-m", "ingot.cli.main", "--help")
+    assert run(copy, "-m", "ingot", "hello", "--name", "you") == "hello, you"
+    assert "hello    say hello" in run(copy, "-m", "ingot", "--help")
 
 
 def test_every_block_of_a_recipe_is_followed() -> None:

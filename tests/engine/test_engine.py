@@ -288,4 +288,4 @@ def test_a_slow_step_is_logged(
 ) -> None:
     monkeypatch.setattr("ingot.engine.telemetry.SLOW_STEP_S", 0.0)
     engines.answer(engine, Request("slow", (PROMPT,), max_tokens=2, sampling=GREEDY, stop=LONG))
-    assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequences" in caplog.text
+    assert "a step took 0.0 s: 0 rows decoding, 3 prompt tokens of 1 sequence," in caplog.text

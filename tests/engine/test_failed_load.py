@@ -23,7 +23,7 @@ def test_a_server_whose_model_cannot_be_loaded_says_so_and_exits_in_peace(tmp_pa
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {k: v for k, v in weights.items() if ".mlp." not in k})
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIGS["llama"]))
     write_tokenizer(tmp_path, tiny.VOCAB)
-    command = [sys.executable, "-m", "ingot.cli.main", "serve", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "ingot", "serve", str(tmp_path), "--port", "0"]
     done = run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "cannot be loaded" in done.stderr and "terminate called" not in done.stderr

@@ -11,7 +11,14 @@ import pytest
 from ingot.engine import loop_guard
 from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import Engine
-from ingot.engine.loop_guard import CHECK_EVERY, LOOP_TOKENS, STRUCTURE_TOKENS, LoopGuard, reads_as_prose
+from ingot.engine.loop_guard import (
+    CHECK_EVERY,
+    LOOP_TOKENS,
+    STRUCTURE_TOKENS,
+    VERSE_TOKENS,
+    LoopGuard,
+    reads_as_prose,
+)
 from ingot.engine.request import Ended, Event, LoopReport, Request, Sampling, SequenceEnded, Stop
 from ingot.engine.sequence import TokenSequence
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -48,7 +55,7 @@ MEANT = {
     "ASCII art": "  /\\  /\\  \n /  \\/  \\ \n" * 200,
     "indentation": "    " * 3000,
     "similar lines": "".join(f"{n}. The house with number {n} is on the left side.\n" for n in range(400)),
-    "a chorus": ("Row, row, row your boat, gently down the stream, merrily, merrily, life is but a dream.\n" * 60),
+    "a chorus": ("Row, row, row your boat, gently down the stream, merrily, merrily, life is but a dream.\n" * 30),
 }
 
 
@@ -90,6 +97,13 @@ def test_what_the_default_model_repeated_is_a_loop(tokenizer: Tokenizer, unit: s
 @pytest.mark.parametrize("what", MEANT)
 def test_repetition_that_is_meant_is_no_loop(tokenizer: Tokenizer, what: str) -> None:
     assert watched(tokenizer, f"Here you are:\n\n{MEANT[what]}\n\nThat was it.") is None
+
+
+def test_verses_that_come_again_and_again_are_a_loop(tokenizer: Tokenizer) -> None:
+    verse = "".join(line for line in REAL_LOOPS[:5]) + POEM
+    found = watched(tokenizer, verse * 40)
+    assert found is not None and found[1].period > LOOP_TOKENS // loop_guard.LEAST_COUNT
+    assert VERSE_TOKENS <= found[0] < VERSE_TOKENS + 2 * CHECK_EVERY
 
 
 def test_what_the_prompt_quotes_may_be_repeated_as_often_as_a_table(tokenizer: Tokenizer) -> None:

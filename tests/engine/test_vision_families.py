@@ -1,4 +1,4 @@
-"""The engine answers about pictures for every family that sees in tiles: the same alone, beside others, and again."""
+"""The engine answers about pictures for every family but Qwen's: the same alone, beside others, and again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
-from tests.models.vision.tiny_families import CONFIGS, VOCAB, saved
+from tests.models.vision.tiny_families import CONFIGS, OWN_SHAPE, VOCAB, saved
 
 pytest.importorskip("mlx_vlm")
 SETTINGS = Settings(memory="1GB", dtype="float32", deterministic=True, cache_dir=None)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=[*CONFIGS, *OWN_SHAPE])
 def seeing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Engine]]:
     folder = saved(request.param, tmp_path / request.param)
     write_tokenizer(folder, VOCAB)

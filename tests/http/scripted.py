@@ -216,9 +216,10 @@ class ScriptedEngine:
         tokenizer: Any = None,
         proposers: tuple[str, ...] = (),
         processor: Any = None,
+        specprefill_from: int | None = None,
     ) -> None:
         self.script = script
-        self.card = replace(CARD, proposers=proposers)
+        self.card = replace(CARD, proposers=proposers, specprefill_from=specprefill_from)
         self.tokenizer = tokenizer or ByteTokenizer()
         self.kept = ScriptedKeeping()
         self.processor = processor

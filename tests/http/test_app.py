@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from ingot.config import ModelEntry, model_entries
 from ingot.engine.fleet import Fleet
+from ingot.engine.loading.recommend import Recommendation, recommend_models
 from ingot.engine.status import Health, StatedFacts
 from ingot.errors import ModelError
 from ingot.http.app import build_fleet_app
@@ -37,12 +38,19 @@ class Garage:
         self.hold: asyncio.Event | None = None
         self.broken: set[str] = set()
         self.silent: set[str] = set()
+        self.fetching: asyncio.Event | None = None
 
     def stated(self, entry: ModelEntry) -> StatedFacts | None:
         return None
 
-    async def measure(self, entry: ModelEntry) -> int:
+    async def measure(self, entry: ModelEntry, report: Callable[[float], None]) -> int:
+        if self.fetching is not None:
+            report(0.5)
+            await self.fetching.wait()
         return 1
+
+    def recommended(self) -> list[Recommendation]:
+        return recommend_models(20 * 10**9, "metal")
 
     async def load(self, entry: ModelEntry, claim: int, told: Callable[[float], None]) -> Any:
         self.diary.append(f"+{entry.name}")
@@ -82,6 +90,43 @@ async def test_a_request_loads_the_model_that_it_names_by_any_of_its_names() -> 
         assert (answer.status, json.loads(answer.body)["model"]) == (200, served)
     assert garage.diary == ["+one", "+two"]
     assert states(await call(app, "GET", "/v1/models")) == {"one": "loaded", "two": "loaded"}
+
+
+async def test_a_model_is_added_while_the_server_runs_and_how_far_it_is_fetched_is_shown() -> None:
+    app, garage = made()
+    garage.fetching = asyncio.Event()
+    async with Call(app, "POST", "/v1/models", body={"model": "org/three"}) as adding:
+        while states(await call(app, "GET", "/v1/models")).get("org/three") != "loading":
+            await asyncio.sleep(0)
+        [three] = [
+            each for each in json.loads((await call(app, "GET", "/v1/models")).body)["data"] if "/" in each["id"]
+        ]
+        assert three["progress"] == 0.5
+        garage.fetching.set()
+        await adding.until(lambda: adding.complete)
+    assert json.loads(adding.body)["state"] == "loaded"
+    answer = await post(app, "/v1/chat/completions", {"model": "org/three", **ASK})
+    assert json.loads(answer.body)["model"] == "org/three"
+    again = await post(app, "/v1/models", {"model": "org/three"})
+    assert again.status == 400 and b"served already" in again.body
+
+
+async def test_a_model_that_cannot_be_had_is_not_listed_and_no_file_of_the_server_can_be_named() -> None:
+    app, garage = made()
+    garage.broken.add("org/bad")
+    answer = await post(app, "/v1/models", {"model": "org/bad"})
+    assert answer.status == 503 and b"its files are damaged" in answer.body
+    for name in ("/etc", "../x", "nothing-known"):
+        answer = await post(app, "/v1/models", {"model": name})
+        assert answer.status == 400 and b"neither a short name nor a hub id" in answer.body
+    assert states(await call(app, "GET", "/v1/models")).keys() == {"one", "two"}
+
+
+async def test_models_that_there_is_memory_for_are_recommended_by_task() -> None:
+    app, _ = made()
+    found = json.loads((await call(app, "GET", "/v1/models/recommended")).body)["data"]
+    assert {"chat", "vision"} <= {each["task"] for each in found}
+    assert all(each["weight_bytes"] < 20 * 10**9 and "/" in each["hub_id"] for each in found)
 
 
 async def test_every_endpoint_that_comes_later_is_there_when_it_is_asked_for() -> None:

@@ -45,7 +45,7 @@ class Garage:
     def stated(self, entry: ModelEntry) -> StatedFacts | None:
         return None
 
-    async def measure(self, entry: ModelEntry) -> int:
+    async def measure(self, entry: ModelEntry, report: object = None) -> int:
         return 1
 
     async def load(self, entry: ModelEntry, claim: int, result: Callable[[float], None]) -> Any:

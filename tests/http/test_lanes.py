@@ -13,8 +13,7 @@ import pytest
 
 from ingot.errors import Cancelled, IngotError, Overloaded
 from ingot.http.app import build_app
-from ingot.http.lanes import ThreadLane
-from ingot.http.shared_state import LONG_BODY_BYTES, SharedState
+from ingot.http.shared_state import LONG_BODY_BYTES, SharedState, ThreadLane
 from ingot.media.fetch import Unfetched
 from ingot.text.cancellation import checkpoint
 from tests.http.asgi import Call, call

@@ -30,6 +30,7 @@ SCRIPT = scripted.said(
     ("slow", scripted.call("tools__slow")),
     ("18 degrees", "It is 18 degrees."),
     ("blocked", "One of them failed."),
+    ("did not allow", "Then not."),
     ("weather", f"<think>\nI look.\n</think>\n\n{WEATHER}"),
     ("No more calls", "I may not."),
     otherwise="Hello",
@@ -109,6 +110,43 @@ def test_a_call_of_the_clients_own_is_left_to_the_client(client: openai.OpenAI) 
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "go on, 18 degrees"}
     second = create(client, [output], tools=[MCP, ASK], previous_response_id=first.id)
     assert second.output_text == "It is 18 degrees."
+
+
+def test_connected_servers_are_listed(client: openai.OpenAI) -> None:
+    listed = client.get("/mcp", cast_to=dict[str, Any])
+    assert [server["server_label"] for server in listed["data"]] == ["tools"]
+    assert [tool["name"] for tool in listed["data"][0]["tools"]] == ["weather", "broken", "slow"]
+
+
+def test_a_call_is_made_once_it_was_approved(client: openai.OpenAI) -> None:
+    asking = MCP | {"require_approval": "always"}
+    first = create(client, "the weather?", tools=[asking])
+    assert kinds(first) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
+    request: Any = first.output[2]
+    assert (request.server_label, request.name) == ("tools", "weather")
+    assert json.loads(request.arguments) == {"city": "Paris"}
+    decision = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    second = create(client, [decision], tools=[asking], previous_response_id=first.id)
+    assert kinds(second) == ["mcp_list_tools", "mcp_call", "message"]
+    call: Any = second.output[1]
+    assert (call.output, call.approval_request_id) == ("18 degrees in Paris", request.id)
+    assert second.output_text == "It is 18 degrees."
+    third = create(client, "thanks", tools=[asking], previous_response_id=second.id)
+    assert kinds(third) == ["mcp_list_tools", "message"], "what was made is not made again"
+
+
+def test_the_model_learns_of_a_call_that_was_not_allowed(client: openai.OpenAI) -> None:
+    asking = MCP | {"require_approval": "always"}
+    request: Any = create(client, "the weather?", tools=[asking]).output[-1]
+    asked = {"type": "message", "role": "user", "content": "the weather?"}
+    decision = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": False, "reason": "No."}
+    made = create(client, [asked, request.model_dump(), decision], tools=[asking])
+    assert kinds(made) == ["mcp_list_tools", "message"]
+    assert made.output_text == "Then not."
+    with pytest.raises(openai.BadRequestError, match="asks for an approval"):
+        create(client, [asked, decision], tools=[asking])
+    with pytest.raises(openai.BadRequestError, match="not among the tools"):
+        create(client, [asked, request.model_dump(), decision | {"approve": True}])
 
 
 def test_so_many_calls_are_made_and_no_more(client: openai.OpenAI) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ingot.media.image_processors import GemmaProcessor, ProcessorFiles, QwenProcessor
+from ingot.media.image_processors import GemmaProcessor, QwenProcessor
 from ingot.media.layout import MediaProcessor
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.protocol.served import ServedModel
 from tests.http.scripted import CARD, settings
 from tests.templates.real import named

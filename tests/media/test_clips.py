@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia
 from ingot.media.containers import PacketRange, PacketTime, VideoPackets
-from ingot.media.image_processors import ProcessorFiles, QwenProcessor
+from ingot.media.image_processors import QwenProcessor
 from ingot.media.images import ImageFile
 from ingot.media.layout import Size, VideoHeader, VideoLayoutOptions
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.media.video import VideoFile, VideoFrames, decode_frames, read_video_packets
 from tests.media.clips import brightness, filmed
 from tests.media.pictures import file_of

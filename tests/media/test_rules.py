@@ -13,6 +13,12 @@ import numpy as np
 import pytest
 
 from ingot.errors import BadMedia, ModelError, Unsupported
+from ingot.media.any_size_processors import (
+    Gemma4Processor,
+    Llama4Processor,
+    MergedPatchesProcessor,
+    llama4_canvas,
+)
 from ingot.media.image_processors import (
     PROCESSORS,
     GemmaProcessor,
@@ -21,11 +27,11 @@ from ingot.media.image_processors import (
     LlavaProcessor,
     Phi3Processor,
     PixtralProcessor,
-    ProcessorFiles,
     QwenProcessor,
     read_processor,
 )
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
+from ingot.media.processor_parts import ProcessorFiles
 
 ANY = ImageLayoutOptions()
 
@@ -232,6 +238,41 @@ def test_phi_3_counts_a_tile_and_the_whole_and_their_lines() -> None:
     assert layout.size == (1344, 1344) and layout.runs == ((16 + 1) * 144 + 1 + 5 * 12,)
 
 
+def test_gemma_4_has_as_many_tokens_as_its_makers_count() -> None:
+    theirs = upstream("transformers.models.gemma4.image_processing_pil_gemma4", "get_aspect_ratio_preserving_size")
+    for tokens in (70, 280, 1120):
+        ours = Gemma4Processor.of(ProcessorFiles({}, {"max_soft_tokens": tokens}))
+        for size in sizes(100, 3000):
+            height, width = theirs(size.height, size.width, 16, tokens * 9, 3)
+            layout = ours.image_layout(size, ANY)
+            assert layout.size == (width, height), size
+            assert layout.runs == (width * height // 48**2,)
+
+
+def test_glms_sizes_are_those_of_its_makers() -> None:
+    theirs = upstream("transformers.models.glm4v.image_processing_pil_glm4v", "smart_resize")
+    ours = MergedPatchesProcessor.of_glm(ProcessorFiles())
+    for size in sizes(300, 4000):
+        if size.aspect > 100:
+            continue
+        height, width = theirs(2, size.height, size.width, max_pixels=28 * 28 * 15000)
+        layout = ours.image_layout(size, ANY)
+        assert layout.size == (width, height), size
+        assert layout.runs == (width * height // 28**2,)
+
+
+@pytest.mark.parametrize("tiles", [4, 16])
+def test_llama_4_enlarges_least_and_pads_least(tiles: int) -> None:
+    """The examples of its makers."""
+    assert llama4_canvas(Size(300, 200), 224, tiles, False) == (2, 1)
+    assert llama4_canvas(Size(224, 224), 224, tiles, False) == (1, 1)
+    assert llama4_canvas(Size(100, 100), 224, tiles, True) == (2, 2) if tiles == 4 else (4, 4)
+    layout = Llama4Processor.of(ProcessorFiles({}, {"size": 224, "max_patches": tiles})).image_layout(
+        Size(300, 200), ANY
+    )
+    assert layout.size == (300, 200) and layout.grid.t == 3 and layout.runs == (64, 64, 64)
+
+
 def test_a_picture_of_no_sensible_shape_is_refused() -> None:
     with pytest.raises(BadMedia, match="Crop it"):
         QwenProcessor.of(ProcessorFiles()).image_layout(Size(1000, 1), ANY)
@@ -257,9 +298,10 @@ def test_wishes_that_a_family_has_no_rule_for_are_refused_by_name(
     name: str, of: Callable[[ProcessorFiles], MediaProcessor]
 ) -> None:
     ours = of(ProcessorFiles({"model_type": name}))
-    if not isinstance(ours, QwenProcessor):
+    if not isinstance(ours, QwenProcessor | MergedPatchesProcessor):
         with pytest.raises(Unsupported, match="max_pixels"):
             ours.image_layout(Size(64, 64), ImageLayoutOptions(max_pixels=1000))
+    if not isinstance(ours, QwenProcessor):
         with pytest.raises(Unsupported, match="as images"):
             ours.video_layout(VideoHeader(Size(64, 64), 8, 8.0), VideoLayoutOptions())
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from bench import llama_cpp
+from ingot.cli.peers import llama_cpp
 from tests.models.gguf.published import FAMILIES, as_gguf, random_model
 from tests.models.gguf.test_moe_architectures import TOKENS, logits_of
 

@@ -6,8 +6,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from ingot.http.app import build_app
-from ingot.http.routing import REFUSED_PATHS, route_path
+from ingot.http.app import REFUSED_PATHS, build_app, route_path
 from ingot.protocol.openapi import openapi_document
 from ingot.protocol.operations import FILE, OPERATIONS, load
 from ingot.protocol.terms import Terms

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.pooling import ServedPoolingModel
 from ingot.engine.request import PoolingOutput
 from ingot.errors import BadRequest, InputTooLong, ModelNotFound, Unsupported
 from ingot.protocol.pooling import EncodingTask, read_rerank, sigmoid_score

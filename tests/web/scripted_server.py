@@ -56,6 +56,8 @@ class Answer:
     prompt_tokens: int = 12
     cached_tokens: int = 0
     receipt: dict[str, Any] = field(default_factory=dict)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    items: list[dict[str, Any]] = field(default_factory=list)  # of its output, before its text
     disconnected: threading.Event = field(default_factory=threading.Event)
     finished: threading.Event = field(default_factory=threading.Event)
 
@@ -96,6 +98,10 @@ class ScriptedServer:
         self.cancelled: list[str] = []
         self.live: dict[str, Any] = {"ready": True, "detail": "ok", "requests": [], "past": []}
         self.changed: list[str] = []
+        self.added, self.refused_model = Gate(), ""
+        self.recommended: list[dict[str, Any]] = []
+        self.mcp: list[dict[str, Any]] = []
+        self.chats: list[dict[str, Any]] = []  # bodies of chat completions
         self.tree: list[dict[str, Any]] = []
         self.heard: list[tuple[str, bytes]] = []  # models that were to hear, and what
         self.transcript = "What was said."
@@ -125,6 +131,10 @@ class ScriptedServer:
                 *page_routes(),
                 Route("/blank", self._blank),
                 Route("/v1/models", self._models),
+                Route("/v1/models", self._add, methods=["POST"]),
+                Route("/v1/models/recommended", self._recommended),
+                Route("/v1/mcp", self._mcp),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/models/{id:path}/{what}", self._change, methods=["POST"]),
                 Route("/v1/live", self._live),
                 Route("/v1/cache/tree", self._tree),
@@ -143,6 +153,38 @@ class ScriptedServer:
 
     async def _models(self, request: Request) -> Response:
         return self._denied(request) or JSONResponse({"object": "list", "data": self.models})
+
+    async def _add(self, request: Request) -> Response:
+        """Half of the model is there until the test opens `added`."""
+        denied = self._denied(request)
+        if denied:
+            return denied
+        card = {"id": (await request.json())["model"], "kind": "chat", "state": "loading", "progress": 0.5}
+        self.models.append(card)
+        while not self.added.passes():
+            await asyncio.sleep(0.01)
+        if self.refused_model:
+            self.models.remove(card)
+            return _error(503, self.refused_model, {})
+        card |= {"state": "loaded", "progress": None}
+        return JSONResponse(card)
+
+    async def _recommended(self, request: Request) -> Response:
+        return self._denied(request) or JSONResponse({"data": self.recommended})
+
+    async def _mcp(self, request: Request) -> Response:
+        return self._denied(request) or JSONResponse({"data": self.mcp})
+
+    async def _chat(self, request: Request) -> Response:
+        """A few words, in the name of the model."""
+        body = await request.json()
+        self.chats.append(body)
+        words = [f"{body['model']} ", "says ", "so."]
+        chunks = [{"choices": [{"delta": {"content": word}}]} for word in words]
+        usage = {"prompt_tokens": len(body["messages"][0]["content"]), "completion_tokens": 3}
+        chunks.append({"choices": [], "usage": usage})
+        lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        return Response(f"{lines}data: [DONE]\n\n", media_type="text/event-stream")
 
     async def _change(self, request: Request) -> Response:
         id, what = request.path_params["id"], request.path_params["what"]
@@ -311,6 +353,8 @@ class Run:
     def _body(self, status: str) -> dict[str, Any]:
         answer, count = self.answer, len(self.answer.pieces)
         thoughts = {"type": "reasoning", "summary": [], "content": [{"text": "".join(answer.thoughts)}]}
+        message = _message("".join(answer.pieces))
+        message["content"][0]["logprobs"] = answer.logprobs
         ended = status in ("completed", "incomplete")
         self.response = {
             "id": self.id,
@@ -318,7 +362,7 @@ class Run:
             "background": self.background,
             "model": "smollm2-135m",
             "error": answer.error if status == "failed" else None,
-            "output": [*([thoughts] if answer.thoughts else []), _message("".join(answer.pieces))] if ended else [],
+            "output": [*([thoughts] if answer.thoughts else []), *answer.items, message] if ended else [],
         }
         if ended:
             self.response |= {"ingot": answer.receipt, "usage": _usage(answer, count)}

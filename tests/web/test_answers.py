@@ -148,8 +148,8 @@ def test_another_tab_shows_an_answer_and_takes_it_up_when_the_first_is_closed(
         screen.reload()  # which looks for what is under way, and leaves it to the first tab
         screen.until(lambda: screen.answers() == ["Half whole"])
         assert server.resumed == []
-        screen.browser.switch_to.window(first)
     finally:
+        screen.browser.switch_to.window(first)
         screen.browser.close()
         screen.browser.switch_to.window(other)
     screen.until(lambda: server.resumed == [2])

@@ -80,10 +80,10 @@ def test_it_draws_requests_memory_kept_prompts_draft_tokens_and_models(
     assert (screen.text("#waiting"), screen.text("#running")) == ("3", "1")
     assert screen.text("#cached-share") == "75%"
     memory = screen.text("#memory")
-    assert "Cached for anna" in memory and "300 MB" in memory and "Of 8.0 GB" in memory
+    assert "Prompt cache, anna" in memory and "300 MB" in memory and "Of 8.0 GB" in memory
     assert "900 tokens · used 7× · 5.2 MB · pinned" in screen.text("#tree > li > p")
     assert "on disk · 4 more after it" in screen.text("#tree li li")
-    assert "15 of 30 draft tokens accepted, 2.50 tokens a pass" in screen.text("#speculation")
+    assert "15 of 30 draft tokens accepted, 2.50 tokens per pass" in screen.text("#speculation")
     assert screen.text("#models li:nth-child(1)") == "toy loaded · 8,192 tokens"
     assert screen.text("#models li:nth-child(2)") == "other unloaded"
     assert screen.complaints() == []
@@ -106,7 +106,7 @@ def test_models_of_several_are_loaded_and_unloaded(live: Callable[[], Screen], s
     assert [row(at) for at in (1, 2, 3, 4)] == [
         "org/talk loaded · 8,192 tokens Unload",
         "vectors embedding · unloaded Load",
-        "ears audio · loading 25%",
+        "ears speech to text · loading 25%",
         "judge rerank · failed · there is no file Load",
     ]
     for at, text in ((2, "vectors embedding · loaded Unload"), (1, "org/talk unloaded · 8,192 tokens Load")):
@@ -129,7 +129,7 @@ def test_the_engines_of_several_models_are_added_up(live: Callable[[], Screen], 
     server.live["engines"] = [engine(), engine() | {"model": "other", "waiting": 1}]
     screen = live()
     assert (screen.text("#waiting"), screen.text("#running")) == ("4", "2")
-    assert "Cached for anna, other" in screen.text("#memory") and "8.0 GB" in screen.text("#memory")
+    assert "Prompt cache, anna, other" in screen.text("#memory") and "8.0 GB" in screen.text("#memory")
     assert "30 of 60 draft tokens accepted" in screen.text("#speculation")
 
 
@@ -207,11 +207,52 @@ def test_it_fits_on_a_phone_in_both_themes(live: Callable[[], Screen], server: S
 
 
 def test_the_chat_page_leads_there_and_back(screen: Screen, server: ScriptedServer) -> None:
-    screen.click("#engine-toggle")
-    screen.click("#engine-more")
+    assert screen.find("#engine-more").get_attribute("target"), "it opens beside"
+    screen.visit("/live")
     screen.until(lambda: screen.text("#health-detail") == "Ready")
     screen.click("header a")
     screen.until(lambda: screen.text("#model-name") == "smollm2-135m")
+
+
+def test_a_button_measures_this_server(live: Callable[[], Screen], server: ScriptedServer) -> None:
+    screen = live()
+    screen.until(lambda: screen.all("#measure-model option"))
+    screen.fill("#measure-streams", "1,2")
+    screen.click("#measure button")
+    screen.until(
+        lambda: len(screen.all("#measure-result tbody tr")) == 2 and screen.text("#measure button") == "Measure"
+    )
+    rows = [row.text.split() for row in screen.all("#measure-result tbody tr")]
+    assert [row[:3] for row in rows] == [["1", "4", "0"], ["2", "8", "0"]], "streams, done, failed"
+    assert len({tuple(row) for row in rows}) == 2 and all(len(row) == 13 for row in rows)
+    assert [svg.get_attribute("aria-label") for svg in screen.all("#measure-result svg")] == [
+        "Throughput, tokens/s",
+        "Time to first token, ms",
+        "Time between tokens, ms",
+    ]
+    probes, warm_ups, requests = 2, 2, 4 + 8
+    assert len(server.chats) == probes + warm_ups + requests
+    assert {body["ignore_eos"] for body in server.chats} == {True}
+    assert len({body["messages"][0]["content"] for body in server.chats}) == len(server.chats), "each prompt its own"
+
+
+def test_two_models_are_compared_on_the_same_prompts(live: Callable[[], Screen], server: ScriptedServer) -> None:
+    server.models = [{"id": "one", "max_model_len": 8}, {"id": "two", "max_model_len": 8}]
+    screen = live()
+    screen.until(lambda: screen.all("#compare-b option"))
+    screen.fill("#compare-b-fields", '{"temperature": 1}')
+    screen.fill("#compare-prompts", "First?\n\nSecond?")
+    screen.click("#compare button")
+    screen.until(
+        lambda: len(screen.all("#compare-result tbody tr")) == 3 and screen.text("#compare button") == "Compare"
+    )
+    asked = [(body["model"], body["temperature"], body["messages"][0]["content"]) for body in server.chats]
+    assert asked == [("one", 0, "First?"), ("two", 1, "First?"), ("one", 0, "Second?"), ("two", 1, "Second?")]
+    first = screen.text("#compare-result tbody tr")
+    assert "First?" in first and "one says so." in first and "two says so." in first and "tokens/s" in first
+    screen.fill("#compare-a-fields", "temperature")
+    screen.click("#compare button")
+    screen.until(lambda: "JSON object" in screen.text("#notice"))
 
 
 def test_a_server_that_is_not_ready_says_why(live: Callable[[], Screen], server: ScriptedServer) -> None:

@@ -8,7 +8,7 @@ tokens than the target; ModelError where what there is does not work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -105,7 +105,7 @@ def load_draft(
     """None where nothing needs one. Raises ConfigError where it is missing or is not one model, or where one that
     proposes has other tokens."""
     paths = {models[role].resolve(): models[role] for role in DRAFT_ROLES if role in models}
-    scores = settings.specprefill and settings.specprefill_scorer == "draft"
+    scores = settings.specprefill != "off" and settings.specprefill_scorer == "draft"
     if not paths:
         if scores:
             raise ConfigError(
@@ -137,24 +137,33 @@ def make_draft_model(
 
 
 def make_specprefill(
-    settings: Settings, draft: DraftModel | None, tokenizer: Tokenizer, models: Mapping[str, Path]
+    settings: Settings,
+    target: ModelAdapter,
+    draft: DraftModel | None,
+    tokenizer: Tokenizer,
+    models: Mapping[str, Path],
 ) -> SpecPrefillSetup | None:
     """`tokenizer` is the target's. Raises ModelError where the draft cannot score."""
-    if not settings.specprefill:
+    if settings.specprefill == "off":
         return None
     threshold, keep = settings.specprefill_threshold, settings.specprefill_keep_pct
     if settings.specprefill_scorer == "statistics":
         return SpecPrefillSetup(StatisticsScorer(), threshold, keep)
     assert draft is not None
-    scorer = DraftScorer(draft)
-    theirs = Tokenizer.load(next(models[role] for role in DRAFT_ROLES if role in models))
-    if tokenizer_difference(tokenizer, theirs) is None:
-        return SpecPrefillSetup(scorer, threshold, keep)
-    return SpecPrefillSetup(
-        TranslatedScorer(scorer, theirs.eos_ids),
+    setup = SpecPrefillSetup(
+        DraftScorer(draft),
         threshold,
         keep,
-        lambda prompt: PromptTranslation.of(prompt, tokenizer, theirs),
+        quality=settings.specprefill_quality,
+        expected_cost=draft.adapter.weight_bytes / target.weight_bytes,
+    )
+    theirs = Tokenizer.load(next(models[role] for role in DRAFT_ROLES if role in models))
+    if tokenizer_difference(tokenizer, theirs) is None:
+        return setup
+    return replace(
+        setup,
+        scorer=TranslatedScorer(setup.scorer, theirs.eos_ids),
+        translate=lambda prompt: PromptTranslation.of(prompt, tokenizer, theirs),
     )
 
 

@@ -17,17 +17,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
-from ingot.config import KINDS, ModelEntry, memory_bytes
+from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
 from ingot.engine.engine import ModelEngine
 from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, make_vision_memory, start_engine
-from ingot.engine.loading.model_files import find_model_files
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
+from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, active_memory
 from ingot.kernels.memory import release_unused_memory
 from ingot.models.files.gguf_files import weight_bytes, weight_files
-from ingot.models.files.locate import CHAT_KIND, ModelFolder, model_kind_in
+from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in
 from ingot.models.files.progress import Progress, no_progress
 from ingot.models.memory_needs import MemoryNeeds, largest_image_needs, memory_needs
 from ingot.process import find_malloc_trim
@@ -219,3 +219,26 @@ def prefetch_weights(folder: Path) -> None:
     for file in weight_files(folder):
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+READ_BY_ADAPTERS: Final = ("draft", "scorer")
+"""Helper models that are loaded as the main one is: their weights may stay in a GGUF file."""
+
+
+def find_model_files(
+    settings: Settings, kind: str, progress: Progress = no_progress
+) -> tuple[ModelFolder, dict[str, ModelFolder]]:
+    """The files of a model, and of those that help it, by their role; fetched or converted where need be. Raises
+    ModelError."""
+    folder = locate_model(settings.model, settings, progress, in_place=kind == CHAT_KIND)
+    if kind != CHAT_KIND:
+        return folder, {}
+    helpers: dict[str, str | None] = {
+        **SpeculationOptions.parse(settings.speculate).models,
+        "scorer": settings.specprefill_draft_model,
+    }
+    return folder, {
+        role: locate_model(name, settings, progress, in_place=role in READ_BY_ADAPTERS)
+        for role, name in helpers.items()
+        if name is not None
+    }

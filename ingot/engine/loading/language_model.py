@@ -63,6 +63,7 @@ from ingot.models.vision.loading import (
     has_vision_tower,
     largest_image_needs,
     require_vision,
+    states_vision_tower,
     warm_up_vision_tower,
 )
 from ingot.models.vision.tower import EncodingBytes, VisionTower
@@ -146,7 +147,7 @@ def load_language_model(
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
-    specprefill = make_specprefill(settings, draft, tokenizer, further)
+    specprefill = make_specprefill(settings, adapter, draft, tokenizer, further)
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
     compiled = compilation_stats(here)
@@ -159,6 +160,7 @@ def load_language_model(
         kernels="" if compiled is None else str(compiled),
         sees=vision.shown,
         scorer="" if specprefill is None else specprefill.scorer.name,
+        specprefill_from=settings.specprefill_threshold if settings.specprefill == "auto" else None,
     )
     codec = prefix_cache_codec(settings, adapter)
     card = replace(card, weights=weights_fingerprint(folder), **_arithmetic_facts(settings, adapter, codec))
@@ -469,7 +471,7 @@ class VisionSupport:
         """As the model's files and the settings say. Raises ModelError."""
         if (refusal := REFUSED_FAMILIES.get(str(config.get("model_type")))) is not None:
             raise ModelError(refusal)
-        if has_vision_tower(config):
+        if has_vision_tower(folder, config):
             if settings.text_only:
                 return cls(
                     read_processor(folder),
@@ -479,7 +481,9 @@ class VisionSupport:
             require_vision()
             return cls(read_processor(folder), with_vision=True)
         notes = []
-        if isinstance(config.get("vision_config"), dict):
+        if states_vision_tower(config):
+            notes.append("text alone: the model's files hold no weights of its vision tower")
+        elif isinstance(config.get("vision_config"), dict):
             notes.append("text alone: its vision tower is of an unknown family")
         asked = [
             name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given

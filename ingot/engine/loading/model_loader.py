@@ -22,11 +22,12 @@ from ingot.kernels import device
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.locate import CHAT_KIND, config_or_empty, has_vision, local_model_folder
 from ingot.models.files.progress import Progress, TerminalProgress
-from ingot.observe.steps import reporting_steps
+from ingot.observe.logs import reporting_steps
 
 if TYPE_CHECKING:
     from ingot.engine.engine import ModelEngine
     from ingot.engine.loading.fleet_models import BlockingModelLoader, FoundModel
+    from ingot.engine.loading.recommend import Recommendation
 
 
 log: Final = logging.getLogger("ingot.fleet")
@@ -140,12 +141,24 @@ class ModelLoader:
             self._stated[entry.name] = facts
         return self._stated[entry.name]
 
-    async def measure(self, entry: ModelEntry) -> int:
-        """The bytes that a model is to have, by its files, which are fetched where they are not here. Raises
-        IngotError."""
+    def recommended(self) -> list[Recommendation]:
+        """Models that the memory has room for. Takes a moment: not for an event loop."""
+        from ingot.engine.loading.recommend import recommend_models
+
+        return recommend_models(self.memory, self.device_kind)
+
+    async def measure(self, entry: ModelEntry, report: Callable[[float], None] = ignore_share) -> int:
+        """The bytes that a model is to have, by its files, which are fetched where they are not here; `report` is then
+        called with the share that is. Raises IngotError."""
         if entry.name not in self._found:
             with showing_progress() as progress:
-                self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry, progress))
+
+                def show(message: str, done: int | None = None, total: int | None = None) -> None:
+                    if done is not None and total:
+                        report(done / total)
+                    progress(message, done, total)
+
+                self._found[entry.name] = await asyncio.to_thread(lambda: self._loading.find(entry, show))
         return self._found[entry.name].claim
 
     async def load(self, entry: ModelEntry, claim: int, report: Callable[[float], None]) -> ModelEngine:

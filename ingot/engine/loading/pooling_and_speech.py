@@ -16,7 +16,7 @@ from ingot.config import Settings
 from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import PoolingEngine, SpeechToTextEngine, TextToSpeechEngine
 from ingot.engine.loop import Loop
-from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.pooling import ServedPoolingModel
 from ingot.engine.request import PoolingModelCard, PoolingTask
 from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.engine.speech_to_text import ServedSpeechToText

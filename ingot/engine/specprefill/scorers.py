@@ -22,7 +22,7 @@ from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.page_groups import PageGroup, PageIndex
 from ingot.cache.pages import PAGE, pages_for_tokens
 from ingot.engine.sequence import TokenSequence
-from ingot.engine.specprefill.selection import CHUNK_TOKENS, PromptScores
+from ingot.engine.specprefill.selection import CHUNK_TOKENS, PromptScores, ScoredPrompt
 from ingot.engine.speculation.draft_model import (
     CATCH_UP_TOKENS,
     LONGEST_DRAFT_PASS,
@@ -33,7 +33,7 @@ from ingot.engine.speculation.draft_model import (
 from ingot.errors import ModelError, Overloaded
 from ingot.models.layers.attention import AttentionQueries
 
-ScoringWork = Generator[None, None, PromptScores]
+ScoringWork = Generator[None, None, ScoredPrompt]
 """Advances by a bounded piece each time, and returns a score for each token in the end. May be closed early."""
 
 
@@ -66,7 +66,7 @@ class StatisticsScorer(PromptScorer):
     name = "statistics"
 
     def score(self, sequence: TokenSequence) -> ScoringWork:
-        return rarity_scores(sequence.whole_prompt)
+        return ScoredPrompt(rarity_scores(sequence.whole_prompt))
         yield  # makes it a generator of a single piece
 
 
@@ -93,8 +93,9 @@ class TranslatedScorer(PromptScorer):
 
     def score(self, sequence: TokenSequence) -> ScoringWork:
         assert sequence.translated is not None
-        scores = yield from self._scorer.score(self._own(sequence))
-        return sequence.translated.back(scores)
+        scores, mass = yield from self._scorer.score(self._own(sequence))
+        back = sequence.translated.back
+        return ScoredPrompt(back(scores), None if mass is None else back(mass))
 
     def rest(self) -> None:
         self._scorer.rest()
@@ -152,7 +153,8 @@ class DraftScorer(PromptScorer):
             capture = self._write(own, sequence.stop_tokens)
             names = NAMED_WEIGHT * named_scores(own.prompt)  # while the device computes the queries
             yield
-            return capture.scored(own.live_row, len(own.prompt)) + names
+            scores, mass = capture.scored(own.live_row, len(own.prompt))
+            return ScoredPrompt(scores + names, mass)
         finally:
             self._rows.leave(own.live_row)
             own.row = self._own = None
@@ -287,6 +289,9 @@ def _reserved_for(own: TokenSequence) -> ReservedTokens:
 
 TOKENS_BEHIND = 8
 """Tokens after a chunk whose shares count for it as well: they carry what they know of it."""
+CONCENTRATED = 8
+"""Attention to a chunk counts as mass beyond so many times the share that it would have if attention were even: what is
+spread over everything does not say what matters."""
 SLICE_PAGES = 256
 """Pages whose keys are read at once."""
 
@@ -311,18 +316,22 @@ class AttentionCapture:
     def pending(self) -> list[mx.array]:
         return [queries.rotated for layer in self._queries.values() for queries in layer]
 
-    def scored(self, row: Row, tokens: int) -> PromptScores:
+    def scored(self, row: Row, tokens: int) -> ScoredPrompt:
         """The scores of the row's first tokens, equal within a chunk: the largest share of attention that any head of
-        any layer gives the chunk, for any of the queries. Two layers at a time, so that little of it exists at once."""
+        any layer gives the chunk, for any of the queries. Their mass is the mean of what is concentrated of those
+        shares. Two layers at a time, so that little of it exists at once."""
         assert self.answered, "no layer has captured queries"
-        slices, best, before = KeySlices(row, tokens), list[mx.array](), mx.array(0.0)
+        slices, found, before = KeySlices(row, tokens), list[mx.array](), mx.array(0.0)
         for state, passes in self._queries.items():
             if passes:
-                best.append(sum_by_chunks(attention_shares(join_queries(passes), state, slices)).max(axis=(0, 1)))
-                mx.async_eval(best[-1])
+                own, behind = sum_by_chunks(attention_shares(join_queries(passes), state, slices))
+                found.append(mx.stack([(own + behind).max(axis=(0, 1)), concentrated(own)]))
+                mx.async_eval(found[-1])
                 mx.eval(before)
-                before = best[-1]
-        return np.repeat(np.array(mx.stack(best).max(axis=0), dtype=np.float32), CHUNK_TOKENS)[:tokens]
+                before = found[-1]
+        by_layer = np.array(mx.stack(found), dtype=np.float32)
+        chunks = by_layer[:, 0].max(axis=0), by_layer[:, 1].mean(axis=0) / CHUNK_TOKENS
+        return ScoredPrompt(*(np.repeat(each, CHUNK_TOKENS)[:tokens] for each in chunks))
 
     @property
     def answered(self) -> int:
@@ -379,15 +388,20 @@ def attention_shares(captured: AttentionQueries, state: AppendState, slices: Key
     return mx.softmax(mx.concatenate([shares, sinks], axis=-1), axis=-1)[..., :-1]
 
 
-def sum_by_chunks(shares: mx.array) -> mx.array:
-    """[..., chunks] of shares [..., tokens]: the sum over each chunk and the first tokens after it."""
+def sum_by_chunks(shares: mx.array) -> tuple[mx.array, mx.array]:
+    """[..., chunks] of shares [..., tokens], twice: the sum over each chunk, and over the first tokens after it."""
     count = shares.shape[-1]
     chunks = -(-count // CHUNK_TOKENS)
     if count % CHUNK_TOKENS:
         shares = mx.pad(shares, [(0, 0)] * (shares.ndim - 1) + [(0, -count % CHUNK_TOKENS)])
     tokens = shares.reshape(*shares.shape[:-1], chunks, CHUNK_TOKENS)
     behind = tokens[..., 1:, :TOKENS_BEHIND].sum(axis=-1)
-    return tokens.sum(axis=-1) + mx.pad(behind, [(0, 0)] * (shares.ndim - 1) + [(0, 1)])
+    return tokens.sum(axis=-1), mx.pad(behind, [(0, 0)] * (shares.ndim - 1) + [(0, 1)])
+
+
+def concentrated(by_chunks: mx.array) -> mx.array:
+    """[chunks] of [heads, queries, chunks]: the mean of what each is given beyond CONCENTRATED times the even share."""
+    return mx.maximum(by_chunks - CONCENTRATED / by_chunks.shape[-1], 0).mean(axis=(0, 1))
 
 
 class NarrowedAttention:

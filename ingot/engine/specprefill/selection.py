@@ -6,10 +6,10 @@ and find its KV.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,23 @@ PromptScores = np.ndarray[Any, np.dtype[np.float32]]
 KeptPositions = np.ndarray[Any, np.dtype[np.int32]]
 TokenKeys = np.ndarray[Any, np.dtype[np.int64]]
 ChunkMeans = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class ScoredPrompt(NamedTuple):
+    """How much each token of a prompt matters, and how much of the scorer's attention is concentrated on it; None where
+    nothing attends."""
+
+    scores: PromptScores
+    mass: PromptScores | None = None
+
+    def kept_mass(self, selection: KeptPositions, flags: TokenFlags) -> float | None:
+        """Of the attention to tokens that may be left out, the share that those of a selection have."""
+        if self.mass is None:
+            return None
+        optional = np.where(flags, 0.0, self.mass)
+        total = float(optional.sum())
+        return float(optional[selection].sum()) / total if total else 1.0
+
 
 CHUNK_TOKENS = 32
 """Tokens that are kept or left out together."""
@@ -60,18 +77,33 @@ def count_selected(flags: TokenFlags, keep: float) -> int:
 
 
 def select_tokens(
-    scores: PromptScores, flags: TokenFlags, keep: float, media: Sequence[TokenRange] = ()
+    scores: PromptScores,
+    flags: TokenFlags,
+    keep: float,
+    media: Sequence[TokenRange] = (),
+    *,
+    mass: PromptScores | None = None,
+    quality: float | None = None,
 ) -> KeptPositions:
     """The positions of the tokens to compute: all that are flagged, and of the chunks with other tokens the share
-    `keep` with the best scores, with their neighbours. An item of `media` is one chunk, whatever its size."""
+    `keep` with the best scores, with their neighbours. With `quality`, instead of that share, as many of the best as it
+    takes to keep so much of the other tokens' `mass`, if they have any. An item of `media` is one chunk, whatever its
+    size."""
     begins = _chunk_begins(flags.size, media)
     sizes = np.diff([*begins, flags.size])
     means = np.add.reduceat(scores, begins, dtype=np.float64) / sizes
     optional = ~np.logical_and.reduceat(flags, begins)
     alone = np.isin(begins, [begin for begin, _ in media])
-    weights = np.where(alone, sizes / CHUNK_TOKENS, 1.0)
-    most = ceil(min(1.0, keep) * float(weights[optional].sum()))
-    chosen = _with_neighbours(means, optional, alone, weights, most, neighbour_chunks(flags.size))
+    added = np.where(alone, sizes / CHUNK_TOKENS, 1.0)
+    least = float(ceil(min(1.0, keep) * float(added[optional].sum())))
+    if quality is not None and mass is not None and (total := float(mass[~flags].sum(dtype=np.float64))) > 0:
+        added, least = np.add.reduceat(np.where(flags, 0.0, mass), begins, dtype=np.float64), quality * total
+    chosen, reached = np.zeros(begins.size, np.bool_), 0.0
+    for at in _by_score(means, optional, alone, neighbour_chunks(flags.size)):
+        if reached >= least:
+            break
+        chosen[at] = True
+        reached += float(added[at])
     return np.flatnonzero(flags | np.repeat(chosen, sizes)).astype(np.int32)
 
 
@@ -89,25 +121,19 @@ def _chunk_begins(length: int, media: Sequence[TokenRange]) -> TokenKeys:
     return np.unique([*begins, *edges]).astype(np.int64)
 
 
-def _with_neighbours(
-    means: ChunkMeans, optional: TokenFlags, alone: TokenFlags, weights: ChunkMeans, most: int, radius: int
-) -> TokenFlags:
-    """The best `optional` chunks, each with its neighbours unless those stand `alone`, until they weigh `most`: the
-    last may exceed it."""
-    chosen = np.zeros(means.size, np.bool_)
-    left = float(most)
+def _by_score(means: ChunkMeans, optional: TokenFlags, alone: TokenFlags, radius: int) -> Iterator[int]:
+    """The `optional` chunks in the order in which they are chosen: the best first, each followed by its neighbours
+    unless those stand `alone`."""
+    seen = ~optional
     for best in np.argsort(-means, kind="stable"):
-        if left <= 0:
-            break
         if not optional[best]:
             continue
         # Itself first, then by distance.
         near = sorted(range(max(0, best - radius), min(means.size, best + radius + 1)), key=lambda at: abs(at - best))
         for at in near:
-            if left > 0 and optional[at] and not chosen[at] and (at == best or not alone[at]):
-                chosen[at] = True
-                left -= weights[at]
-    return chosen
+            if not seen[at] and (at == best or not alone[at]):
+                seen[at] = True
+                yield at
 
 
 REMEMBERED_SELECTIONS = 64
@@ -115,11 +141,13 @@ REMEMBERED_SELECTIONS = 64
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RememberedSelection:
-    """The selected `positions` of a prompt, by its `keys` in the prefix index and the `terms` of the request."""
+    """The selected `positions` of a prompt, by its `keys` in the prefix index and the `terms` of the request, and the
+    attention that they have."""
 
     terms: Hashable
     keys: TokenKeys
     positions: KeptPositions
+    mass: float | None = None
 
     @property
     def length(self) -> int:
@@ -133,8 +161,10 @@ class SelectionMemory:
     def __init__(self) -> None:
         self._remembered: list[RememberedSelection] = []  # the most recently used last
 
-    def remember(self, terms: Hashable, keys: Sequence[int], positions: KeptPositions) -> None:
-        self._use(RememberedSelection(terms, np.asarray(keys, np.int64), positions))
+    def remember(
+        self, terms: Hashable, keys: Sequence[int], positions: KeptPositions, mass: float | None = None
+    ) -> None:
+        self._use(RememberedSelection(terms, np.asarray(keys, np.int64), positions, mass))
 
     def longest(self, terms: Hashable, keys: Sequence[int]) -> RememberedSelection | None:
         """The selection of the longest prompt that is a prefix of these keys, or equal to them."""

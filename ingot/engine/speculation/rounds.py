@@ -7,8 +7,9 @@ failure costs time, never a token: a proposer that raises is not asked again.
 
 How far a row gets is known only when its samples are read. So a step with draft tokens is read before the next one is
 launched, and one without is not: not speculating costs nothing. What was rejected is rewound: for pages by a length and
-the mark of what is written, for window layers because pages are released only by accepted tokens, for recurrent layers
-from copies that were made before, from which the row computes the accepted tokens again in its next pass. On CPUs
+the mark of what is written, for window layers because pages are released only by accepted tokens. Recurrent layers
+return the states before each token (on CPUs), or write to another slot, so that the earlier state is still in the
+first, or are copied before; from an earlier state the row computes the accepted tokens again in its next pass. On CPUs
 tokens that may be rewound are computed to the last bit as one by one; on NVIDIA GPUs the bits of a row are the same
 among up to 32 rows (64 with quantised weights). Beyond that, and on Metal, other widths may round differently.
 """

@@ -27,8 +27,8 @@ from ingot.engine.request import CacheReport
 from ingot.errors import Forbidden
 from ingot.http.body import body_clock, body_pieces, check_media_type, is_too_slow
 from ingot.http.edge import ClientGone, JsonResponse, reply_of
-from ingot.http.lanes import FairTurns
 from ingot.http.service import GenerationService
+from ingot.http.shared_state import FairTurns
 from ingot.protocol.chat.answers import GenerationTask
 from ingot.protocol.ingot_api.cache import CacheBody, ClearedBody, ExplainedBody, ImportedBody, read_explainable_body
 from ingot.protocol.operations import FILE

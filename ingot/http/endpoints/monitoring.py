@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -20,9 +20,10 @@ from ingot.engine.request import RequestStatus
 from ingot.engine.status import CacheBranch, Health
 from ingot.errors import Forbidden, NotFound, Unavailable
 from ingot.http.edge import JsonResponse, reply_of
+from ingot.http.model_registry import ModelRegistry
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
-from ingot.observe.prometheus import CONTENT_TYPE, Metric
+from ingot.observe.metrics import CONTENT_TYPE, Metric
 from ingot.observe.recent_requests import RecentByTenant
 from ingot.protocol.ingot_api.cache import CacheTreeBody
 from ingot.protocol.ingot_api.metrics import (
@@ -46,20 +47,12 @@ if TYPE_CHECKING:
     from ingot.engine.engine import Engine
 
 
-class RequestSource(Protocol):
-    """An engine, or several."""
-
-    def status(self) -> list[RequestStatus]: ...
-
-    def cancel(self, request_id: str) -> bool: ...
-
-
-def request_endpoints(engine: RequestSource, past: RecentByTenant[RequestStatusBody]) -> dict[str, Any]:
+def request_endpoints(models: ModelRegistry, past: RecentByTenant[RequestStatusBody]) -> dict[str, Any]:
     """`past` are the requests that ended lately."""
 
     async def own(request: Request) -> list[RequestStatus]:
-        # The engine may have to be asked, which must not hold up the streams.
-        statuses = await asyncio.to_thread(engine.status)
+        # Engines may have to be asked, which must not hold up the streams.
+        statuses = await asyncio.to_thread(models.status)
         tenant = reply_of(request.scope).tenant
         return [status for status in statuses if status.tenant == tenant]
 
@@ -79,7 +72,7 @@ def request_endpoints(engine: RequestSource, past: RecentByTenant[RequestStatusB
     async def cancel(request: Request) -> Response:
         request_id = request.path_params["id"]
         known = any(status.id == request_id for status in await own(request))
-        if not known or not await asyncio.to_thread(engine.cancel, request_id):
+        if not known or not await asyncio.to_thread(models.cancel, request_id):
             raise NotFound(f"No request '{request_id[:100]}' is running.")
         return JsonResponse(CancelledRequestBody(request_id))
 

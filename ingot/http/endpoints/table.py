@@ -7,6 +7,7 @@ Heavy to import: `http/app.py` does so in a thread.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -14,9 +15,9 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config import ModelEntry
+from ingot.config import ModelEntry, Settings, model_entries
 from ingot.engine.status import Health, ModelStatus
-from ingot.errors import Forbidden
+from ingot.errors import BadRequest, Forbidden
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.endpoints.audio import SpeechEndpoint, TranscriptionEndpoint
 from ingot.http.endpoints.cache import cache_endpoints
@@ -27,9 +28,16 @@ from ingot.http.endpoints.responses import CreateResponseEndpoint, ModelResponse
 from ingot.http.model_registry import CHAT_KIND, EndpointTable, ExtendLease, ModelRegistry
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
+from ingot.models.files.hub import is_hub_id, split_gguf_id
+from ingot.models.files.locate import model_kind
+from ingot.models.files.packaged import find_packaged_model
+from ingot.models.files.short_names import find_named_model
 from ingot.protocol.lora_adapters import LoraChanged, read_load_lora, read_unload_lora
 from ingot.protocol.model_listings import (
+    ADD_MODEL_BODY,
     ModelBody,
+    RecommendedList,
+    RecommendedModel,
     fleet_model_body,
     list_models,
     ollama_running,
@@ -39,7 +47,9 @@ from ingot.protocol.model_listings import (
 )
 from ingot.protocol.openai.speech import list_voices
 from ingot.protocol.operations import OPERATIONS, Operation, Work, load
+from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.served import AnyServedModel, ServedModel, ServedTaskModel
+from ingot.protocol.terms import NO_TERMS, matches_model_name
 
 if TYPE_CHECKING:
     from ingot.engine.engine import Engine, ModelEngine, PoolingEngine
@@ -141,6 +151,36 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
         async with models.fleet.lease(name):
             pass
 
+    async def add(request: Request) -> Response:
+        if not reply_of(request.scope).admin:
+            raise Forbidden("Only the administrator may add models: send the key given as --admin-api-key.")
+        if models.is_resident:
+            raise Forbidden("This server stays with its models: start it with --lazy, or with [models].")
+        async with shared_state.bodies.reading(request.scope, request.receive) as body:
+            name = await shared_state.read(body.raw, read_added_model, reply_of(request.scope).tenant)
+        entry = await anyio.to_thread.run_sync(added_entry, name, models.settings)
+        for other in models.fleet.entries:
+            if matches_model_name(entry.name, other.names):
+                raise BadRequest(f"model: '{entry.name}' is served already.", param="model")
+        await shared_state.attended(request.receive, lambda: models.fleet.add(entry))
+        return JsonResponse(body_of(entry.name, request))
+
+    async def recommended(request: Request) -> Response:
+        if not reply_of(request.scope).admin:
+            raise Forbidden("Only the administrator may add models: send the key given as --admin-api-key.")
+        found = [] if models.is_resident else await anyio.to_thread.run_sync(models.fleet.recommended)
+        return JsonResponse(
+            RecommendedList(
+                [
+                    RecommendedModel(
+                        *(each.name, each.task, each.hub_id, each.parameters),
+                        *(each.download_bytes, each.weight_bytes, each.context),
+                    )
+                    for each in found
+                ]
+            )
+        )
+
     async def stays(request: Request) -> Response:
         await one(request)
         raise Forbidden("The models of this server stay loaded: start it with --lazy, or with [models].")
@@ -153,6 +193,8 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
 
     return {
         "listModels": listing(list_models),
+        "addModel": add,
+        "listRecommended": recommended,
         "retrieveModel": one,
         "loadModel": changing(load) if not models.is_resident else one,
         "unloadModel": changing(models.fleet.unload) if not models.is_resident else stays,
@@ -165,6 +207,20 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
         **live_endpoints(shared_state, models.generating, health),
         **metrics_endpoints(models.services, shared_state),
     }
+
+
+def read_added_model(value: Any) -> str:
+    name: str = ADD_MODEL_BODY.parse(value, "", BodyReading(NO_TERMS)).model
+    return name
+
+
+def added_entry(name: str, settings: Settings) -> ModelEntry:
+    """A model of the hub, or one that comes with a short name. Raises BadRequest: nobody names a file of the server."""
+    known = find_packaged_model(name) is not None or find_named_model(name) is not None
+    if not known and not is_hub_id(name) and split_gguf_id(name) is None:
+        raise BadRequest(f"model: '{name[:100]}' is neither a short name nor a hub id such as org/name.", param="model")
+    own = replace(settings, models={name.replace(":", "-"): {"path": name}}, models_config=None)
+    return model_entries(own, model_kind)[0]
 
 
 def lora_endpoints(service: GenerationService) -> dict[str, Any]:

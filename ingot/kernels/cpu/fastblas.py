@@ -23,9 +23,10 @@ def install() -> bool:
     global _installed, _fast
     if _installed is not None:
         return True
-    openblas, library = _openblas(), _bridge()
-    if _unwanted() or openblas is None or library is None or "mlx.core" in sys.modules:
+    found = libraries()
+    if found is None or "mlx.core" in sys.modules:
         return False
+    openblas, library = found
     fast = ctypes.CDLL(str(openblas))
     fast.scipy_openblas_set_num_threads(_threads())
     bridge = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -35,6 +36,12 @@ def install() -> bool:
     )
     _installed, _fast = bridge, fast
     return True
+
+
+def libraries() -> tuple[Path, Path] | None:
+    """The fast BLAS and the bridge to it, where both are installed and wanted."""
+    openblas, library = _openblas(), _bridge()
+    return None if _unwanted() or openblas is None or library is None else (openblas, library)
 
 
 def _threads() -> int:

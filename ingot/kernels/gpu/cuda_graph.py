@@ -32,7 +32,7 @@ import mlx.core as mx
 
 from ingot.extras import install_command
 from ingot.kernels.gpu.nvrtc import DEFAULT_CUBIN_FOLDER, cubin_key, private_folder
-from ingot.observe.steps import report_step
+from ingot.observe.logs import report_step
 
 DRIVER_LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1

@@ -50,7 +50,7 @@ from ingot.kernels.gpu.nvrtc import (
     cubin_key,
     gpu_architecture,
 )
-from ingot.observe.steps import report_step
+from ingot.observe.logs import report_step
 
 log = logging.getLogger("ingot.kernels")
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingot.kernels.gpu.nvrtc import DEFAULT_CUBIN_FOLDER, private_folder, write_atomically
-from ingot.observe.steps import report_step
+from ingot.observe.logs import report_step
 from ingot.quantities import counted
 
 log = logging.getLogger("ingot.kernels")

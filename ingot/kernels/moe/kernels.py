@@ -21,7 +21,7 @@ MOST_EXPERTS = 1024
 _MOST_WARPS = 16
 _THREADS = 256
 _ARRAYS = {
-    "route": (("logits", "bias", "factors", "numbers", "slots"), ("chosen", "weights")),
+    "route": (("logits", "bias", "numbers", "slots"), ("chosen", "weights")),
     "combine": (("given", "chosen", "weights", "bias", "shared", "gates"), ("combined",)),
 }
 
@@ -65,20 +65,17 @@ class ExpertRouter(Launched):
         shape: RouterShape,
         *,
         bias: mx.array | None = None,
-        factors: mx.array | None = None,
         eps: float = 0.0,
         scale: float = 1.0,
     ) -> None:
-        """`bias` [experts] is added to scores where experts are chosen, and `factors` [experts] are what their weights
-        are multiplied by, like `scale`. `eps` is added to the sum that scores are divided by. Raises ValueError for
-        what there is no kernel for."""
+        """`bias` [experts] is added to scores where experts are chosen, weights are multiplied by `scale`, and `eps` is
+        added to the sum that scores are divided by. Raises ValueError for what there is no kernel for."""
         if (reason := shape.unsupported()) is not None:
             raise ValueError(reason)
-        self._run, self.shape, self._biased, self._scaled = run, shape, bias is not None, factors is not None
+        self._run, self.shape, self._biased = run, shape, bias is not None
         self._numbers = mx.array([eps, scale, *[0.0] * 6], mx.float32)
         self._bias = self._numbers if bias is None else bias.astype(mx.float32)
-        self._factors = self._numbers if factors is None else factors.astype(mx.float32)
-        mx.eval(self._numbers, self._bias, self._factors)
+        mx.eval(self._numbers, self._bias)
 
     def __call__(self, logits: mx.array, slots: mx.array) -> tuple[mx.array, mx.array]:
         """Of contiguous logits [tokens, experts or more], the numbers of each token's experts (int32) and their weights
@@ -89,12 +86,11 @@ class ExpertRouter(Launched):
             *(("T", logits.dtype), ("EXPERTS", shape.experts), ("TOP", shape.top), ("ROW", row), ("WARPS", warps)),
             *(("SCORES", _SCORES.index(shape.scores)), ("SHARES", _SHARES.index(shape.shares))),
             *(("GROUPS", shape.groups), ("TOP_GROUPS", shape.top_groups), ("LATER", shape.later)),
-            *(("BIASED", self._biased), ("SCALED", self._scaled)),
+            ("BIASED", self._biased),
         )
         outputs = tuple(OutputSpec((tokens * shape.top,), dtype) for dtype in (mx.int32, mx.float32))
         work = LaunchConfig(template, (tokens, 1, 1), warps * 32, outputs)
-        inputs = [logits, self._bias, self._factors, self._numbers, slots]
-        chosen, weights = self._run(moe_kernel("route"), inputs, work)
+        chosen, weights = self._run(moe_kernel("route"), [logits, self._bias, self._numbers, slots], work)
         return chosen, weights
 
 

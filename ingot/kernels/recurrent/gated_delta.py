@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.kernel_source import KernelTemplate, OutputSpec
+from ingot.kernels.gpu.kernel_source import KernelTemplate
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.recurrent.kernels import (
     SIZES,
@@ -16,8 +16,8 @@ from ingot.kernels.recurrent.kernels import (
     GateColumns,
     GatedNorm,
     RecurrentKernels,
+    RecurrentShape,
     RecurrentSpans,
-    parts_of,
 )
 
 _ADVANCE = 256
@@ -25,7 +25,7 @@ _ADVANCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaShape:
+class DeltaShape(RecurrentShape):
     """What a layer looks like. Its states are [slots, taps - 1, channels] and [slots, value heads, value, key size]."""
 
     key_heads: int
@@ -108,18 +108,23 @@ class DeltaShape:
         span = self.in_group * self.value_size
         return GatedNorm(self.value_size, True, GateColumns(2 * self.key_size + span, span, 2 * (self.key_size + span)))
 
+    def gates(self, joint: mx.array, *apart: mx.array) -> mx.array:
+        return apart[0] if self.gates_apart else joint
+
     def unsupported(self) -> str | None:
-        """Why there is no kernel for it; None where there is one."""
         if self.key_size not in SIZES:
             return f"keys of {self.key_size}: they may be {', '.join(map(str, SIZES))}"
         if self.value_heads % self.key_heads:
             return f"{self.value_heads} value heads over {self.key_heads} key heads"
         if self.interleaved and (self.decays_by_key or self.apart):
             return "heads that lie together with decays or gates that do not"
-        return self.convolution.unsupported()
+        return super(DeltaShape, self).unsupported()
 
 
 class DeltaKernels(RecurrentKernels):
+    rule = "advance"
+    shape: DeltaShape
+
     def __init__(
         self,
         run: Launcher,
@@ -136,27 +141,16 @@ class DeltaKernels(RecurrentKernels):
         weight of the `norm`, to whose squares `eps` is added. Decays are exp(-exp(a_log) * softplus(x + dt_bias)), or
         with a bound exp(bound * sigmoid(exp(a_log) * (x + dt_bias)))."""
         super().__init__(run, shape, dtype, weights, shape.columns, in_place=in_place)
-        self.shape = shape
         rates = mx.exp(weights["a_log"].astype(mx.float32)) * (1.0 if shape.bounded else -math.log2(math.e))
         options = mx.array([_UNIT_EPS, most_strength, bound * math.log2(math.e)])
         self._numbers = mx.concatenate([rates, weights["dt_bias"].astype(mx.float32), options])
         self._weight, self._eps = weights["norm"].astype(dtype), mx.full(8, eps)
         mx.eval(self._numbers, self._weight, self._eps)
 
-    def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
-    ) -> tuple[mx.array, list[mx.array]]:
-        tails, states_of_heads = parts_of(states)
-        convolved, after = self.convolve(joint, spans, tails)
-        read, _, after_states = self.advance(convolved, joint, spans, states_of_heads, *apart)
-        return self.gate(read, joint, *apart), [*after, *after_states]
-
     def advance(
         self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array, *apart: mx.array
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
-        """What each token reads, [tokens, value heads * value size], of states that pass over all of its row's tokens
-        up to it; the states after each token of the rows that keep them; and the rows' states, as `mix` gives them."""
-        shape, tokens = self.shape, convolved.shape[0]
+        shape = self.shape
         lanes = 8 if shape.key_size % 32 == 0 else 4
         groups = (-(-shape.value_size // (_ADVANCE // lanes)), shape.value_heads, spans.rows)
         decays, strengths, step = shape.factor_columns
@@ -168,15 +162,8 @@ class DeltaKernels(RecurrentKernels):
             *(("SLOWNESS_ROW", slowness.shape[1]), ("SLOWNESS_AT", decays)),
             *(("BY_KEY", shape.decays_by_key), ("BOUNDED", shape.bounded)),
         )
-        kept = (spans.kept, *shape.states[1]) if spans.kept else (1,)
-        outputs = [OutputSpec((tokens, shape.inner), self._dtype), OutputSpec(kept, mx.float32)]
         inputs = [convolved, joint, slowness, self._numbers, spans.spans]
-        (y, earlier), after = self._over_states("advance", inputs, states, template, groups, _ADVANCE, outputs, spans)
-        return y, earlier, after
-
-    def gate(self, read: mx.array, joint: mx.array, *apart: mx.array) -> mx.array:
-        gates = apart[0] if self.shape.gates_apart else joint
-        return self._gate(self.shape.norm, read, gates, self._weight, self._eps)
+        return self._advance(inputs, states, template, groups, _ADVANCE, spans)
 
 
 _UNIT_EPS = 1e-6

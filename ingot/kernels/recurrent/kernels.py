@@ -2,10 +2,10 @@
 convolution before a recurrence, and the gated norm behind it.
 
 A mixer's kernels take the joint output of its input projections and give what its output projection takes. On CUDA they
-write a row's states in place, in the slot that its span names. MLX does not know of that; what orders it is the
-device's queue: a layer's states are written once in a forward pass, a pass is queued as a whole before anything of the
-next one, and whoever copies states queues that at once. Metal runs kernels side by side unless one reads what another
-gave, so that there states are outputs.
+write a row's states in place, in the slot that they read them from, or in another one. MLX does not know of that; what
+orders it is the device's queue: a layer's states are written once in a forward pass, a pass is queued as a whole before
+anything of the next one, and whoever copies states queues that at once. Metal runs kernels side by side unless one
+reads what another gave, so that there states are outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -64,8 +64,8 @@ class RecurrentSpans:
     """The rows of a forward pass: made once for all layers."""
 
     spans: mx.array
-    """int32 [rows, 5]: first token, how many, slot, whether nothing came before, where states are kept or -1. Padding
-    rows have no tokens."""
+    """int32 [rows, 6]: first token, how many, slot, whether nothing came before, where states are kept or -1, the slot
+    that is written to. Padding rows have no tokens."""
     rows: int
     most: int
     """Tokens of the longest row."""
@@ -73,21 +73,31 @@ class RecurrentSpans:
     """Tokens after which states are kept."""
 
     @classmethod
-    def of(cls, pieces: Sequence[tuple[int, int, int, int]], keep: Sequence[bool] | None = None) -> RecurrentSpans:
-        """Of each row: the number of its first token, how many it has, its slot, and how many it had before. Where
-        `keep` says so, kernels give the states after each of its tokens, one row's behind another's."""
-        chosen = keep or [False] * len(pieces)
+    def of(
+        cls,
+        pieces: Sequence[tuple[int, int, int, int]],
+        targets: Sequence[int] | None = None,
+        keep: Sequence[bool] | None = None,
+    ) -> RecurrentSpans:
+        """Of each row: the number of its first token, how many it has, its slot, and how many it had before. States are
+        written to these slots, or to the `targets`. Where `keep` says so, kernels give the states after each of a row's
+        tokens, one row's behind another's."""
+        chosen, written = keep or [False] * len(pieces), targets or [slot for _, _, slot, _ in pieces]
         numbers, kept = [], 0
-        for (first, count, slot, start), wanted in zip(pieces, chosen, strict=True):
-            numbers.append((first, count, slot, int(start == 0), kept if wanted else -1))
+        for (first, count, slot, start), target, wanted in zip(pieces, written, chosen, strict=True):
+            numbers.append((first, count, slot, int(start == 0), kept if wanted else -1, target))
             kept += count * wanted
         most = max(count for _, count, _, _ in pieces)
-        numbers += [(0, 0, 0, 0, -1)] * (max(2, padded_count(len(numbers))) - len(numbers))
+        numbers += [(0, 0, 0, 0, -1, 0)] * (max(2, padded_count(len(numbers))) - len(numbers))
         return cls(mx.array(np.array(numbers, np.int32)), len(pieces), most, kept)
 
 
 class RecurrentShape(Protocol):
     """What a mixer looks like."""
+
+    @property
+    def inner(self) -> int:
+        """Numbers of a token that are read of its states."""
 
     @property
     def convolution(self) -> Convolution: ...
@@ -101,11 +111,21 @@ class RecurrentShape(Protocol):
         """Columns of the joint output of its input projections."""
 
     @property
+    def norm(self) -> GatedNorm:
+        """Behind the recurrence, where there is one."""
+
+    @property
     def apart(self) -> tuple[int, ...]:
         """Columns of what further projections give, behind one another."""
+        return ()
+
+    def gates(self, joint: mx.array, *apart: mx.array) -> mx.array:
+        """The projection that has the gates among its columns."""
+        return joint
 
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
+        return self.convolution.unsupported()
 
 
 class Convolution(NamedTuple):
@@ -145,6 +165,11 @@ class GatedNorm(NamedTuple):
 class RecurrentKernels(Launched):
     """One layer's: keeps what does not change from pass to pass."""
 
+    rule: ClassVar[str] = ""
+    """The kernel of its recurrence, where there is one: a convolution has none."""
+    _weight: mx.array
+    _eps: mx.array
+
     def __init__(
         self,
         run: Launcher,
@@ -162,7 +187,7 @@ class RecurrentKernels(Launched):
         if dtype not in DTYPES:
             raise ValueError(f"{dtype}: there are kernels for {', '.join(map(str, DTYPES))}")
         self._run, self._dtype, self._convolution, self.in_place = run, dtype, shape.convolution, in_place
-        self.state_shapes = shape.states
+        self.shape, self.state_shapes = shape, shape.states
         filters = [weights["filter"].reshape(-1).astype(mx.float32)]
         if self._convolution.biased:
             filters.append(weights["filter_bias"].astype(mx.float32))
@@ -175,7 +200,22 @@ class RecurrentKernels(Launched):
         """What the output projection takes, [tokens, ...], of joint projections [tokens, ...] and of those that are
         `apart` from them, in contiguous memory; and the rows' states after that, unless these are written in place.
         `states` are those of all slots, or their addresses alone, as `locate_states` gives them."""
+        convolved, after = self.convolve(joint, spans, states[0])
+        if not self.rule:
+            return convolved, after
+        read, _, after_states = self.advance(convolved, joint, spans, states[-1], *apart)
+        return self.gate(read, joint, *apart), [*after, *after_states]
+
+    def advance(
+        self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array, *apart: mx.array
+    ) -> tuple[mx.array, mx.array, list[mx.array]]:
+        """What each token reads, [tokens, inner], of states that pass over all of its row's tokens up to it; the states
+        after each token of the rows that keep them; and the rows' states, as `mix` gives them."""
         raise NotImplementedError
+
+    def gate(self, read: mx.array, joint: mx.array, *apart: mx.array) -> mx.array:
+        """What is read [tokens, inner], gated and normed."""
+        return self._gate(self.shape.norm, read, self.shape.gates(joint, *apart), self._weight, self._eps)
 
     def convolve(self, joint: mx.array, spans: RecurrentSpans, tails: mx.array) -> tuple[mx.array, list[mx.array]]:
         """What enters, filtered along each row; and the tails after that, likewise."""
@@ -189,6 +229,21 @@ class RecurrentKernels(Launched):
         output = OutputSpec((joint.shape[0], own.channels), self._dtype)
         [convolved], after = self._over_states("convolve", inputs, tails, template, groups, _CONVOLVE, [output], spans)
         return convolved, after
+
+    def _advance(
+        self,
+        inputs: list[mx.array],
+        states: mx.array,
+        template: KernelTemplate,
+        groups: tuple[int, int, int],
+        threads: int,
+        spans: RecurrentSpans,
+    ) -> tuple[mx.array, mx.array, list[mx.array]]:
+        """By the kernel of its rule, of what was convolved first."""
+        kept = (spans.kept, *self.state_shapes[1]) if spans.kept else (1,)
+        outputs = [OutputSpec((inputs[0].shape[0], self.shape.inner), self._dtype), OutputSpec(kept, mx.float32)]
+        (y, earlier), after = self._over_states(self.rule, inputs, states, template, groups, threads, outputs, spans)
+        return y, earlier, after
 
     def _over_states(
         self,
@@ -209,7 +264,6 @@ class RecurrentKernels(Launched):
         return found[: len(outputs)], found[len(outputs) :]
 
     def _gate(self, norm: GatedNorm, read: mx.array, gates: mx.array, weight: mx.array, eps: mx.array) -> mx.array:
-        """What is read [tokens, size], gated and normed."""
         tokens, size = read.shape
         together = norm.size or 1024
         warps = _GATE_WARPS
@@ -227,13 +281,8 @@ class RecurrentKernels(Launched):
         return self._run(recurrent_kernel("gate"), [read, gates, weight, eps], work)[0]
 
 
-def parts_of(states: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
-    """A layer's tails and states, or their addresses as both."""
-    return states[0], states[-1]
-
-
 def locate_states(run: Launcher, arrays: Sequence[mx.array]) -> mx.array:
-    """Where a layer's are, as the kernels take it instead of them. They must stay there."""
-    tails, states = parts_of(arrays)
+    """Where a layer's tails and states are, as the kernels take it instead of them. They must stay there."""
+    tails, states = arrays[0], arrays[-1]
     work = LaunchConfig((("T", tails.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
     return run(paged_kernel("locate"), [tails, states], work)[0]

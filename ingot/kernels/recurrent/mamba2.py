@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.kernels.gpu.kernel_source import KernelTemplate, OutputSpec
+from ingot.kernels.gpu.kernel_source import KernelTemplate
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.recurrent.kernels import (
     SIZES,
@@ -16,8 +16,8 @@ from ingot.kernels.recurrent.kernels import (
     GateColumns,
     GatedNorm,
     RecurrentKernels,
+    RecurrentShape,
     RecurrentSpans,
-    parts_of,
 )
 
 _EACH = 4
@@ -26,7 +26,7 @@ _MOST_WARPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Shape:
+class Mamba2Shape(RecurrentShape):
     """What a layer looks like. Its states are [slots, taps - 1, channels] and [slots, heads, head size, state size]."""
 
     heads: int
@@ -58,22 +58,20 @@ class Mamba2Shape:
     def norm(self) -> GatedNorm:
         return GatedNorm(self.norm_size, self.norm_first, GateColumns(0, self.inner, self.inner))
 
-    @property
-    def apart(self) -> tuple[int, ...]:
-        return ()
-
     def unsupported(self) -> str | None:
-        """Why there is no kernel for it; None where there is one."""
         if self.state_size not in SIZES:
             return f"states of {self.state_size}: they may be {', '.join(map(str, SIZES))}"
         if self.heads % self.groups:
             return f"{self.heads} heads in {self.groups} groups"
         if self.inner % 8:
             return f"{self.inner} numbers of all heads, which must be a multiple of 8"
-        return self.convolution.unsupported()
+        return super(Mamba2Shape, self).unsupported()
 
 
 class Mamba2Kernels(RecurrentKernels):
+    rule = "scan"
+    shape: Mamba2Shape
+
     def __init__(
         self,
         run: Launcher,
@@ -89,7 +87,6 @@ class Mamba2Kernels(RecurrentKernels):
         the `norm`, where there is one. `dt_limit` bounds the size of a step."""
         columns = shape.inner + mx.arange(shape.convolution.channels)
         super().__init__(run, shape, dtype, weights, columns, in_place=in_place)
-        self.shape = shape
         decay = -mx.exp(weights["a_log"].astype(mx.float32)) * math.log2(math.e)
         heads = [weights[name].astype(mx.float32) for name in ("dt_bias", "skip")]
         self._numbers = mx.concatenate([decay, *heads, mx.array(dt_limit, mx.float32)])
@@ -97,20 +94,10 @@ class Mamba2Kernels(RecurrentKernels):
         self._eps = mx.full(8, eps)
         mx.eval(self._numbers, self._weight, self._eps)
 
-    def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
-    ) -> tuple[mx.array, list[mx.array]]:
-        tails, states_of_heads = parts_of(states)
-        convolved, after = self.convolve(joint, spans, tails)
-        read, _, after_states = self.scan(convolved, joint, spans, states_of_heads)
-        return self.gate(read, joint), [*after, *after_states]
-
-    def scan(
-        self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array
+    def advance(
+        self, convolved: mx.array, joint: mx.array, spans: RecurrentSpans, states: mx.array, *apart: mx.array
     ) -> tuple[mx.array, mx.array, list[mx.array]]:
-        """What each token reads, [tokens, heads * head size], of states that pass over all of its row's tokens up to
-        it; the states after each token of the rows that keep them; and the rows' states, as `mix` gives them."""
-        shape, tokens = self.shape, convolved.shape[0]
+        shape = self.shape
         lanes = 16 if shape.state_size % 64 == 0 else 8 if shape.state_size % 32 == 0 else 4
         of_warp = 32 // lanes * _EACH
         # Two groups of threads for a head, so that the heads of one row are enough for the processors of a GPU.
@@ -121,11 +108,5 @@ class Mamba2Kernels(RecurrentKernels):
             *(("STATE", shape.state_size), ("WARPS", warps), ("ROW", joint.shape[1])),
             ("STEP_AT", shape.width - shape.heads),
         )
-        kept = (spans.kept, *shape.states[1]) if spans.kept else (1,)
-        outputs = [OutputSpec((tokens, shape.inner), self._dtype), OutputSpec(kept, mx.float32)]
         inputs = [convolved, joint, self._numbers, spans.spans]
-        (y, earlier), after = self._over_states("scan", inputs, states, template, groups, warps * 32, outputs, spans)
-        return y, earlier, after
-
-    def gate(self, read: mx.array, joint: mx.array) -> mx.array:
-        return self._gate(self.shape.norm, read, joint, self._weight, self._eps)
+        return self._advance(inputs, states, template, groups, warps * 32, spans)

@@ -108,11 +108,7 @@ def _cases(
     spans = RecurrentSpans.of(PIECES, keep=[True, False, True])
     convolved, tails = kernels.convolve(joint, spans, states[0])
     mx.eval(convolved, tails)
-    read = None
-    if isinstance(kernels, DeltaKernels):
-        read = kernels.advance(convolved, joint, spans, states[-1], *apart)
-    if isinstance(kernels, Mamba2Kernels):
-        read = kernels.scan(convolved, joint, spans, states[-1])
+    read = kernels.advance(convolved, joint, spans, states[-1], *apart) if kernels.rule else None
     mx.eval(read)
     for row, (first, count, slot, start) in enumerate(PIECES):
         mine, over = slice(first, first + count), f"over {count} tokens"
@@ -122,21 +118,19 @@ def _cases(
         yield Case(f"convolve differs {over}", tails[0][row] if tails else states[0][slot], tail, bound)
         if read is None:
             continue
-        name = "advance" if isinstance(shape, DeltaShape) else "scan"
         y, earlier, states_after = read
         own = [each[mine] for each in apart]
         wanted, after = _plain_rule(shape, convolved[mine], joint[mine], old[1], weights, *own)
-        yield Case(f"{name} differs {over}", y[mine], wanted, bound)
-        yield Case(
-            f"{name} differs {over}", states_after[0][row] if states_after else states[1][slot], after[-1], bound
-        )
+        yield Case(f"{kernels.rule} differs {over}", y[mine], wanted, bound)
+        state = states_after[0][row] if states_after else states[1][slot]
+        yield Case(f"{kernels.rule} differs {over}", state, after[-1], bound)
         if start:
-            message = f"{name} returns other states than those after each of {count} tokens"
+            message = f"{kernels.rule} returns other states than those after each of {count} tokens"
             yield Case(message, earlier[:1] if count == 1 else earlier[1:], mx.stack(after), bound)
-    if isinstance(kernels, DeltaKernels | Mamba2Kernels) and read is not None:
-        eps = 1e-6 if isinstance(kernels, DeltaKernels) else 1e-5
-        gates = gates_of(kernels.shape, joint, *apart)[:, mx.array(gate_columns(kernels.shape.norm, read[0].shape[1]))]
-        wanted = plain_gate(kernels.shape.norm, read[0], gates, weights["norm"].astype(dtype), eps)
+    if read is not None:
+        eps = 1e-6 if isinstance(shape, DeltaShape) else 1e-5
+        gates = shape.gates(joint, *apart)[:, mx.array(gate_columns(shape.norm, shape.inner))]
+        wanted = plain_gate(shape.norm, read[0], gates, weights["norm"].astype(dtype), eps)
         yield Case("gate differs", kernels.gate(read[0], joint, *apart), wanted, bound)
     idle = next(slot for slot in range(SLOTS) if slot not in {piece[2] for piece in PIECES})
     for now, was in zip(states, before, strict=True):
@@ -256,11 +250,6 @@ def plain_scan(
         read.append(mx.sum(state * readers[token][:, None], axis=-1) + skipped)
         states.append(state)
     return mx.stack(read).flatten(1), states
-
-
-def gates_of(shape: DeltaShape | Mamba2Shape, joint: mx.array, *apart: mx.array) -> mx.array:
-    """The projection that has the gates among its columns."""
-    return apart[0] if isinstance(shape, DeltaShape) and shape.gates_apart else joint
 
 
 def gate_columns(norm: GatedNorm, size: int) -> list[int]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ingot.kernels.gpu.launcher import Launcher
-from ingot.kernels.recurrent.kernels import Convolution, RecurrentKernels, RecurrentSpans
+from ingot.kernels.recurrent.kernels import Convolution, GateColumns, GatedNorm, RecurrentKernels, RecurrentShape
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvShape:
+class ShortConvShape(RecurrentShape):
     """What a layer looks like. Its states are tails alone."""
 
     channels: int
     taps: int
     biased: bool = False
+
+    @property
+    def inner(self) -> int:
+        return self.channels
+
+    @property
+    def norm(self) -> GatedNorm:
+        return GatedNorm(0, False, GateColumns(0, self.channels, self.channels))
 
     @property
     def convolution(self) -> Convolution:
@@ -30,13 +38,6 @@ class ShortConvShape:
     @property
     def width(self) -> int:
         return 3 * self.channels
-
-    @property
-    def apart(self) -> tuple[int, ...]:
-        return ()
-
-    def unsupported(self) -> str | None:
-        return self.convolution.unsupported()
 
 
 class ShortConvKernels(RecurrentKernels):
@@ -52,9 +53,3 @@ class ShortConvKernels(RecurrentKernels):
         """See `RecurrentKernels`."""
         columns = 2 * shape.channels + mx.arange(shape.channels)
         super().__init__(run, shape, dtype, weights, columns, in_place=in_place)
-        self.shape = shape
-
-    def mix(
-        self, joint: mx.array, spans: RecurrentSpans, states: Sequence[mx.array], *apart: mx.array
-    ) -> tuple[mx.array, list[mx.array]]:
-        return self.convolve(joint, spans, states[0])

@@ -196,7 +196,7 @@ class LayerExperts:
         wanted, tokens = np.unique(chosen, return_counts=True)
         self.slots.note_uses(wanted, tokens)
         if self._guessed is not None:
-            self._right += LEARNING * (np.isin(wanted, self._guessed).mean() - self._right)
+            self._right += LEARNING * (float(np.isin(wanted, self._guessed).mean()) - self._right)
             self._guessed = None
         y: mx.array | None = None
         for number, some in enumerate(self._rounds(wanted)):

@@ -287,6 +287,7 @@ FAMILIES = (
                 norms=("q_norm", "k_norm"),
                 value_norm="v_norm",
                 shared_kv=SharedKvSpec(argument="shared_kv", returned=("offset",)),
+                mutual_in_windows=True,
             )
         },
         mlps={"MLP": MlpSpec(act="gelu_tanh")},

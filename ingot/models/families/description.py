@@ -107,6 +107,7 @@ class AttentionSpec:
     cap: str | None = None  # the soft cap of scores
     in_float32: bool = False  # it attends in float32
     shared_kv: SharedKvSpec | None = None
+    mutual_in_windows: bool = False  # tokens that see each other do so in layers with a window alone
     indexer: IndexerSpec | None = None
     latent: LatentSpec | None = None  # it projects queries, keys and values so, and not by `projections`
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from ingot.observe.steps import close_line, rewrite_line
+from ingot.observe.logs import close_line, rewrite_line
 from ingot.quantities import format_bytes as format_bytes
 
 REDRAW_S = 0.1  # on a terminal: often enough to look alive, seldom enough to cost nothing

@@ -427,6 +427,8 @@ class MixedAttention(nn.Module):
     ) -> mx.array:
         """The attention [tokens, ...] of all tokens, computed again for those that also see later tokens."""
         window = masks.window if isinstance(masks, BatchMasks) else state.window
+        if window is None and self._spec.mutual_in_windows:
+            return attended
         for begin, end, own in mixed.bidirectional:
             queries = self._prepare_queries(inputs.taken(slice(begin, end)), own)
             with state.computing(own.parts[0]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -122,6 +122,20 @@ def token_embedding_of(model: nn.Module) -> nn.Module | None:
     """The token embedding; None if the model has none that is known."""
     found = _only_module(model, TIED_HEAD_NAMES)
     return None if found is None else found[1]
+
+
+class _EmbeddingWithFeatures:
+    """Other vectors in the places of some tokens of a pass."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return self._put(super().__call__(ids))  # type: ignore[misc, attr-defined]
+
+
+def embeddings_changed(model: nn.Module, put: Callable[[mx.array], mx.array]) -> AbstractContextManager[None]:
+    """While this is open, the model's token embedding, which must be known, gives what `put` makes of it."""
+    found = _only_module(model, TIED_HEAD_NAMES)
+    assert found is not None, "a vision model's token embedding is known"
+    return temporarily_extended(model, [found], type("Shown", (_EmbeddingWithFeatures,), {"_put": staticmethod(put)}))
 
 
 class _NudgedEmbedding:

@@ -288,7 +288,7 @@ class KernelRecurrence(_StatefulMixer):
 def recurrent_spans(opened: ForwardBatch | MixedBatch) -> RecurrentSpans:
     """The rows of a forward pass, the same for all layers."""
     if RECURRENT_SPANS not in opened.memo:
-        opened.memo[RECURRENT_SPANS] = RecurrentSpans.of(opened.pieces)
+        opened.memo[RECURRENT_SPANS] = RecurrentSpans.of(opened.pieces, opened.targets)
     spans: RecurrentSpans = opened.memo[RECURRENT_SPANS]
     return spans
 

@@ -32,6 +32,7 @@ class RowPiece(NamedTuple):
     tokens: int
     row: int  # its number in the pass
     slot: int  # of recurrent states
+    target: int  # where those are afterwards
     start: int  # the first token's index in its row
 
     @property
@@ -63,7 +64,7 @@ class TokenLot:
         """Its tokens of each row, one after another."""
         rows = [[*pieces] for _, pieces in groupby(self.pieces, key=lambda piece: piece.row)]
         spans = [(own[0].first - self.begin, own[-1].end - own[0].first, own[0].slot, own[0].start) for own in rows]
-        return RecurrentSpans.of(spans)
+        return RecurrentSpans.of(spans, [own[0].target for own in rows])
 
     def cut(self, data: mx.array, room: int = 0) -> mx.array:
         """What a pass has for its tokens, of these alone; padded with zeros to so many."""
@@ -87,9 +88,11 @@ def token_lots(mixed: MixedBatch, most: int) -> list[TokenLot]:
 
 
 def _pieces(mixed: MixedBatch) -> Iterator[RowPiece]:
-    for number, (first, count, slot, start) in enumerate(mixed.pieces):
+    rows = zip(mixed.pieces, mixed.targets, strict=True)
+    for number, ((first, count, slot, start), target) in enumerate(rows):
         for at in range(0, count, MOST_QUERIES):
-            yield RowPiece(first + at, min(MOST_QUERIES, count - at), number, slot, start + at)
+            read = target if at else slot
+            yield RowPiece(first + at, min(MOST_QUERIES, count - at), number, read, target, start + at)
 
 
 def lot_tokens(context: StepContext, mixed: MixedBatch) -> int:

@@ -18,9 +18,9 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.image_processors import ProcessorFiles, config_side
 from ingot.media.images import Pixels, View
 from ingot.media.layout import Layout, Size
+from ingot.media.processor_parts import ProcessorFiles, config_side
 from ingot.models.vision.qwen import CLIP_NORMALIZATION
 from ingot.models.vision.tiles import (
     CutTiles,
@@ -44,7 +44,6 @@ from ingot.models.vision.vit import (
     layers_up_to,
     merge_patches,
 )
-from ingot.upstream import create_attention_mask
 
 LLAVA_PARTS: Final = ("vision_tower", "multi_modal_projector")
 BLACK: Final = 0
@@ -120,7 +119,7 @@ def _llava_tower(
         normal,
         views=views,
         cut=cut,
-        gather=lambda states, layout: states[:, begin:],
+        gather=lambda states, grid: states[:, begin:],
         project=model.multi_modal_projector,
     )
 
@@ -152,17 +151,7 @@ BILINEAR: Final = 2
 WHITE: Final = 255
 
 
-def run_phi_over_embeddings(model: Any, states: Any, cache: Any) -> Any:
-    """Runs mlx-lm's class after its embedding."""
-    mask = create_attention_mask(states, cache[0])
-    for layer, state in zip(model.model.layers, cache, strict=True):
-        states = layer(states, mask, state)
-    return model.lm_head(model.model.norm(states))
-
-
-PHI_LANGUAGE: Final = LanguagePart(
-    "phi3", tuple((name, name) for name in _PHI_LANGUAGE_PREFIXES), None, run_phi_over_embeddings
-)
+PHI_LANGUAGE: Final = LanguagePart("phi3", tuple((name, name) for name in _PHI_LANGUAGE_PREFIXES), None)
 
 
 def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
@@ -185,8 +174,9 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         along = layout.grid.h // PHI_MERGE
         rows, columns = layout.size.height // PHI_TILE, layout.size.width // PHI_TILE
         numbers = features.shape[-1]
-        tiled = features[1:].reshape(rows, columns, along, along, numbers).swapaxes(1, 2)
-        shapes = ((tiled, rows * along, columns * along), (features[:1], along, along))
+        whole, tiles = features[: along * along], features[along * along :]
+        tiled = tiles.reshape(rows, columns, along, along, numbers).swapaxes(1, 2)
+        shapes = ((tiled, rows * along, columns * along), (whole, along, along))
         lines = [
             _with_line_ends(part.reshape(high, wide, numbers), vision_encoder.sub_GN) for part, high, wide in shapes
         ]
@@ -205,7 +195,7 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         replace(normal, resample=BILINEAR),
         views=views,
         cut=cut,
-        gather=lambda states, layout: merge_patches(states[:, 1:], layout, PHI_MERGE),
+        gather=lambda states, grid: merge_patches(states[:, 1:], grid, PHI_MERGE),
         project=project,
         arrange=arrange,
     )
@@ -246,9 +236,9 @@ def pixtral_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         stated.patch_size,
         int(model.config.text_config.hidden_size),
         PixelNormalization.stated(files.image_config, *CLIP_NORMALIZATION),
-        gather=lambda states, layout: merge_patches(states, layout, merge),
+        gather=lambda states, grid: merge_patches(states, grid, merge),
         project=project,
-        rotation=lambda layout: pixtral_rotation(layout.grid.h, layout.grid.w, stated.head_dim, stated.rope_theta),
+        rotation=lambda grid: pixtral_rotation(grid.h, grid.w, stated.head_dim, stated.rope_theta),
     )
 
 

@@ -23,23 +23,34 @@ from ingot.errors import ConfigError, ModelError
 from ingot.extras import require_extra
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.media.image_processors import ProcessorFiles, read_processor
+from ingot.media.image_processors import read_processor
 from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View
 from ingot.media.items import MediaItem
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.families.description import MlpSpec
+from ingot.models.files.folder_checks import read_safetensors_header
 from ingot.models.layers.mlp import swap_gated_mlps
 from ingot.models.layers.norms import swap_gelus, swap_norms
 from ingot.models.precision import settle_precision
-from ingot.models.vision import clip_towers, qwen, siglip_towers
+from ingot.models.vision import any_size_towers, clip_towers, qwen, siglip_towers
 from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
+_TOWER_WORDS: Final = ("vision", "visual", "vpm")
+"""One of them is in the names of a tower's weights, whatever the family."""
 
-def has_vision_tower(config: dict[str, Any]) -> bool:
-    """Whether a checkpoint is of a vision model of a known family."""
+
+def states_vision_tower(config: dict[str, Any]) -> bool:
+    """Whether a config is of a vision model of a known family."""
     stated = any(isinstance(config.get(name), dict) for name in ("vision_config", "img_processor"))
     return stated and config.get("model_type") in VISION_FAMILIES
+
+
+def has_vision_tower(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds the tower that its config states: some conversions are of the language model alone."""
+    names = (name for file in folder.glob("model*.safetensors") for name in read_safetensors_header(file))
+    return states_vision_tower(config) and any(word in name for name in names for word in _TOWER_WORDS)
 
 
 def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtype: str | None = None) -> VisionTower:
@@ -168,6 +179,8 @@ class VisionFamily:
 _QWEN = VisionFamily(qwen.QwenVisionTower, qwen.QWEN_PARTS)
 _IDEFICS = VisionFamily(siglip_towers.idefics_tower, siglip_towers.IDEFICS_PARTS, siglip_towers.IDEFICS_LANGUAGE)
 _PIXTRAL = VisionFamily(clip_towers.pixtral_tower, clip_towers.PIXTRAL_PARTS)
+_GLM = any_size_towers.glm_tower, any_size_towers.GLM_PARTS
+_LFM = VisionFamily(any_size_towers.lfm_tower, any_size_towers.LFM_PARTS, any_size_towers.LFM_LANGUAGE)
 
 VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
@@ -188,11 +201,28 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     ),
     "phi3_v": VisionFamily(clip_towers.phi3_tower, clip_towers.PHI_PARTS, clip_towers.PHI_LANGUAGE),
     **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
+    "gemma4": VisionFamily(any_size_towers.gemma4_tower, any_size_towers.GEMMA4_PARTS),
+    "gemma4_unified": VisionFamily(any_size_towers.gemma4_unified_tower, any_size_towers.GEMMA4_UNIFIED_PARTS),
+    "minimax_m3_vl": VisionFamily(any_size_towers.minimax_tower, any_size_towers.MINIMAX_PARTS),
+    **dict.fromkeys(("glm4v", "glm_ocr"), VisionFamily(*_GLM, any_size_towers.GLM_LANGUAGE)),
+    "glm4v_moe": VisionFamily(*_GLM, any_size_towers.GLM_MOE_LANGUAGE),
+    "kimi_k25": VisionFamily(any_size_towers.kimi_tower, any_size_towers.KIMI_K25_PARTS),
+    "kimi_vl": VisionFamily(
+        any_size_towers.kimi_tower, any_size_towers.KIMI_VL_PARTS, any_size_towers.KIMI_VL_LANGUAGE
+    ),
+    **dict.fromkeys(("lfm2_vl", "lfm2-vl"), _LFM),
+    "minicpmv4_6": VisionFamily(
+        siglip_towers.minicpm_tower, siglip_towers.MINICPM_PARTS, siglip_towers.MINICPM_LANGUAGE
+    ),
+    "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
+    "paddleocr_vl": VisionFamily(
+        any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE
+    ),
 }
 """By model_type."""
 
 
-_MODULE_CONFIGS: Final = ("text", "vision", "perceiver", "projector")
+_MODULE_CONFIGS: Final = ("text", "vision", "audio", "perceiver", "projector")
 
 
 def require_vision() -> None:
@@ -221,7 +251,7 @@ def unloaded_mlx_vlm_model(package: ModuleType, config: dict[str, Any]) -> Any:
     language = config.get("llm_config") or {}  # its key in some checkpoints
     stated = {"text_config": language, "vision_config": {}, "audio_config": {}, **config}
     utils = import_upstream("mlx_vlm.utils")
-    described = package.ModelConfig.from_dict(dict(stated))
+    described = package.ModelConfig.from_dict(stated)  # which may add what it finds elsewhere in it
     return package.Model(utils.update_module_configs(described, package, stated, _MODULE_CONFIGS))
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.kernels.device import Device
-from ingot.media.image_processors import ProcessorFiles
 from ingot.media.images import View
 from ingot.media.items import MediaItem, TokenSpan
 from ingot.media.layout import Grid, Layout, Size
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.tiles import PixelNormalization
 from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, PositionArray, VisionFeatures
 from ingot.models.vision.vit import (
@@ -48,6 +48,7 @@ class QwenVisionTower:
     """`model` is mlx-vlm's, with the weights of its vision tower in the device's formats."""
 
     bidirectional = False
+    stand_in = None
 
     def __init__(self, model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> None:
         self._vision = vision = model.vision_tower

@@ -7,6 +7,7 @@ families' own processors do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -15,21 +16,28 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.media.image_processors import ConfigObject
 from ingot.media.images import BICUBIC, Pixels, View
 from ingot.media.items import MediaItem
-from ingot.media.layout import Layout, Size
-from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, VisionFeatures
+from ingot.media.layout import Grid, Layout, Size
+from ingot.media.processor_parts import ConfigObject
+from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, PositionArray, VisionFeatures
 from ingot.models.vision.vit import RowFunction, Vit, VitRotation, run_by_rows
 
 MakeViews = Callable[[Size, Layout], Sequence[View]]
 """How a worker resizes an image of this size, in this layout."""
 CutTiles = Callable[[Sequence[Pixels], Layout], Iterable[PixelArray]]
 """An image's normalised tiles [height, width, 3], from its views."""
-GatherStates = Callable[[mx.array, Layout], mx.array]
-"""From states [tiles, rows, width] to a projector's input [tiles, features, numbers]."""
-TileRotation = Callable[[Layout], VitRotation]
+GatherStates = Callable[[mx.array, Grid], mx.array]
+"""From states [tiles, rows, width] of a grid to a projector's input [tiles, features, numbers]."""
+ArrangeRows = Callable[[mx.array, Layout], mx.array]
+"""From the rows [features, numbers] of all tiles to those of an image."""
+TileRotation = Callable[[Grid], VitRotation]
 """The rotation of a tile's patches, where their positions are rotary."""
+LocateTokens = Callable[[int, Sequence[MediaItem]], PositionArray]
+"""See `VisionTower.positions`."""
+
+WeighNeighbour = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""The weight of a neighbour at this distance."""
 
 T = TypeVar("T", bound=np.generic)
 _HALF: Final = (0.5, 0.5, 0.5)
@@ -106,43 +114,51 @@ class TiledVisionTower:
     project: RowFunction
     views: MakeViews = single_view
     cut: CutTiles | None = None  # None: the one view is the one tile
-    arrange: GatherStates | None = None  # selects and orders the rows of all tiles to project, where not all in order
+    arrange: ArrangeRows | None = None  # selects and orders the rows to project, where not all in order
     rotation: TileRotation | None = None
-    finish: GatherStates | None = None  # from projected rows to features, where those differ
+    learned: Callable[[Grid], mx.array] | None = None  # positions of a tile's patches, where they depend on its grid
+    finish: ArrangeRows | None = None  # from projected rows to features, where those differ
     bidirectional: bool = False
+    stand_in: int | None = None
     deep: int = 0
-    axes: None = None
+    axes: tuple[int, ...] | None = None
+    locate: LocateTokens | None = None  # where positions have three axes
 
-    def positions(self, length: int, items: Sequence[MediaItem]) -> None:
-        return None
+    def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
+        return None if self.locate is None else self.locate(length, items)
 
     def pixels(self, item: MediaItem) -> PixelArray:
-        """[tiles, patches, patch * patch * 3]"""
+        """[patches of all tiles, patch * patch * 3]"""
         views = self.views(item.source.size, item.layout)
         frames = list(item.source.frames(*views, resample=self.normal.resample))
         assert len(frames) == len(views), "an image is one frame"
         tiles = [self.normal(frames[0])] if self.cut is None else self.cut(frames, item.layout)
-        return np.stack([self._patches(tile, item.layout) for tile in tiles])
+        grids = (Grid(1, grid.h, grid.w) for grid in item.layout.grids for _ in range(grid.t))
+        return np.concatenate([self._patches(tile, grid) for tile, grid in zip(tiles, grids, strict=True)])
 
-    def _patches(self, tile: PixelArray, layout: Layout) -> PixelArray:
-        _, rows, columns = layout.grid
+    def _patches(self, tile: PixelArray, grid: Grid) -> PixelArray:
+        _, rows, columns = grid
         patch = self.patch
         tile = tile[: rows * patch, : columns * patch]  # what does not fill a patch is left out
         blocks = tile.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 1, 3, 4)
         return blocks.reshape(rows * columns, patch * patch * 3)
 
     def encode(self, pixels: PixelArray, layout: Layout) -> EncodingSlices:
-        tiles, patches, _ = pixels.shape
-        together = max(1, TILE_PATCHES_TOGETHER // patches)
-        angles = None if self.rotation is None else self.rotation(layout)
-        gathered = []
-        for begin in range(0, tiles, together):
-            states = yield from self.vit.states(mx.array(pixels[begin : begin + together]), angles)
-            gathered.append(self.gather(states, layout))
-            yield gathered[-1:]
-        joined = mx.concatenate(gathered)
-        arranged = joined if self.arrange is None else self.arrange(joined, layout)
-        rows = arranged.reshape(-1, joined.shape[-1])
+        gathered: list[mx.array] = []
+        begin = 0
+        for grid in layout.grids:
+            own = pixels[begin : begin + grid.patches].reshape(grid.t, grid.h * grid.w, -1)
+            begin += grid.patches
+            angles = None if self.rotation is None else self.rotation(grid)
+            learned = None if self.learned is None else self.learned(grid)
+            together = max(1, TILE_PATCHES_TOGETHER // own.shape[1])
+            for first in range(0, grid.t, together):
+                states = yield from self.vit.states(mx.array(own[first : first + together]), grid, angles, learned)
+                features = self.gather(states, grid)
+                gathered.append(features.reshape(-1, features.shape[-1]))
+                yield gathered[-1:]
+        rows = mx.concatenate(gathered)
+        rows = rows if self.arrange is None else self.arrange(rows, layout)
         each = rows.shape[1] * self.hidden + self.hidden**2  # a projector is one matrix, or two
         embeddings = yield from run_by_rows(self.project, self.vit.slicing.rows(each), rows)
         embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
@@ -150,23 +166,26 @@ class TiledVisionTower:
         return VisionFeatures(embeddings)
 
     def needs(self, layout: Layout) -> EncodingBytes:
-        grid, vit = layout.grid, self.vit
-        tile = grid.h * grid.w + (vit.first is not None)
-        seen = min(grid.t * tile, max(tile, TILE_PATCHES_TOGETHER))
+        grids, vit = layout.grids, self.vit
+        tile = max(grid.h * grid.w for grid in grids) + (vit.first is not None)
+        states = sum(grid.t * (grid.h * grid.w + 1) for grid in grids)
+        seen = min(states, max(tile, TILE_PATCHES_TOGETHER))
         numbers = 3 * self.patch**2
         rows = min(vit.slicing.most, seen)
         queries = vit.slicing.queries(vit.heads, vit.width // vit.heads, tile)
         scores = 2 * vit.heads * queries * tile if vit.slicing.unfused else 0
-        kept = grid.t * tile * vit.width  # states that projectors wait for
+        kept = states * vit.width  # that projectors wait for
         work = (
             seen * (numbers + 12 * vit.width)
             + 2 * kept
             + 16 * rows * vit.width
             + scores
-            + (layout.features if self.finish is None else 3 * grid.t * tile) * self.hidden
+            + (layout.features if self.finish is None else 3 * states) * self.hidden
         )
         return EncodingBytes(
-            pixels=4 * grid.t * grid.h * grid.w * numbers, work=4 * work, features=4 * layout.features * self.hidden
+            pixels=4 * sum(grid.patches for grid in grids) * numbers,
+            work=4 * work,
+            features=4 * layout.features * self.hidden,
         )
 
 
@@ -174,22 +193,44 @@ def resize_bicubic(frame: PixelArray, size: Size) -> PixelArray:
     """Resizes [height, width, channels] from four by four neighbours, without antialiasing, as torch's interpolate
     does."""
     for axis, length in ((0, size.height), (1, size.width)):
-        frame = _resize_axis(frame, axis, length)
+        frame = _resize_axis(frame, axis, length, _bicubic_weight, range(-1, 3))
     return frame
 
 
-def _resize_axis(frame: PixelArray, axis: int, length: int) -> PixelArray:
+def resize_bilinear(frame: PixelArray, size: Size, *, antialias: bool = False) -> PixelArray:
+    """Resizes [height, width, channels] from two by two neighbours, or where `antialias` makes it smaller from all that
+    a new one covers, as torch's interpolate does."""
+    for axis, length in ((0, size.height), (1, size.width)):
+        frame = _resize_axis(frame, axis, length, _bilinear_weight, range(2), antialias=antialias)
+    return frame
+
+
+def _resize_axis(
+    frame: PixelArray, axis: int, length: int, weigh: WeighNeighbour, steps: range, *, antialias: bool = False
+) -> PixelArray:
+    """`steps`: the neighbours of a place, from the one before it on."""
     old = frame.shape[axis]
+    covered = max(1.0, old / length) if antialias else 1.0
     at = (np.arange(length, dtype=np.float64) + 0.5) * (old / length) - 0.5
     first = np.floor(at).astype(np.int64)
     beyond = at - first
+    if covered > 1:
+        steps = range(-math.ceil(covered), math.ceil(covered) + 2)
+    weights = np.stack([weigh(np.abs(beyond - step) / covered) for step in steps])
+    if covered > 1:  # what is not there does not count
+        indices = np.stack([first + step for step in steps])
+        weights *= (indices >= 0) & (indices < old)
+        weights /= weights.sum(axis=0)
     shape = [1] * frame.ndim
     shape[axis] = length
     resized = np.zeros([length if each == axis else count for each, count in enumerate(frame.shape)], dtype=np.float64)
-    for step in range(-1, 3):
-        indices = np.clip(first + step, 0, old - 1)
-        resized += np.take(frame, indices, axis=axis) * _bicubic_weight(np.abs(beyond - step)).reshape(shape)
+    for step, weight in zip(steps, weights, strict=True):
+        resized += np.take(frame, np.clip(first + step, 0, old - 1), axis=axis) * weight.reshape(shape)
     return resized.astype(np.float32)
+
+
+def _bilinear_weight(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.maximum(0.0, 1.0 - distance)
 
 
 def _bicubic_weight(distance: NDArray[np.float64]) -> NDArray[np.float64]:

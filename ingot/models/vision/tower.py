@@ -11,6 +11,7 @@ class for the two together: its class for the language model alone loads that pa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -87,6 +88,10 @@ class VisionTower(Protocol):
     def bidirectional(self) -> bool:
         """Whether the tokens of an image all see each other, later ones too."""
 
+    @property
+    def stand_in(self) -> int | None:
+        """The token that layers which look tokens up themselves see in the places of features; None: the prompt's."""
+
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
         """The positions of a prompt's tokens. None where `axes` is."""
 
@@ -113,6 +118,12 @@ class VisualInputs:
         flat = embedded.reshape(-1, embedded.shape[-1])
         flat[self.indices] = self.embeddings.astype(embedded.dtype)
         return flat.reshape(embedded.shape)
+
+    def replacing(self, tokens: mx.array, stand_in: int) -> mx.array:
+        """Tokens [rows, width], with this one in the places of features."""
+        flat = tokens.reshape(-1)
+        flat[self.indices] = stand_in
+        return flat.reshape(tokens.shape)
 
     def behind(self, layers: DeepStack | None) -> AbstractContextManager[None]:
         """While this is open, the model's first layers add their features."""
@@ -181,9 +192,6 @@ def swap_deepstack_layers(model: Any, count: int) -> DeepStack | None:
 OLDER_CONFIG_NAME = "llm_config"
 """The key of the language model's config in some checkpoints."""
 
-OverEmbeddings = Callable[[Any, Any, Any], Any]
-"""From the model, embeddings and KV states to logits."""
-
 ClassFinder = Callable[..., tuple[type, type]]
 
 
@@ -195,7 +203,6 @@ class LanguagePart:
     type: str | None  # None: that of the language model's own config
     renamed: tuple[tuple[str, str], ...]
     config: str | None = "text_config"  # its key in the whole config; None: it is the whole one
-    over: OverEmbeddings | None = None  # how the model runs over embeddings, where mlx-lm's class takes tokens alone
 
 
 LANGUAGE_PREFIXES: Final = (
@@ -211,18 +218,16 @@ def language_classes(part: LanguagePart) -> ClassFinder:
     """Finds the classes of such a model, from the whole config."""
 
     def find_classes(config: dict[str, Any]) -> tuple[type, type]:
-        model_class, args_class = model_classes(config=_language_config(config, part))
+        own_config = _language_config(config, part)
+        model_class, args_class = model_classes(config=own_config)
+        layers = own_config.get("num_hidden_layers")
 
         class Language(model_class):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-                own = dict(_language_weights(weights, part))
+                own = {
+                    name: weight for name, weight in _language_weights(weights, part) if not _is_behind(name, layers)
+                }
                 return super().sanitize(own) if hasattr(model_class, "sanitize") else own
-
-            def __call__(self, inputs: Any, cache: Any = None, **kwargs: Any) -> Any:
-                embeddings = kwargs.get("input_embeddings")
-                if part.over is None or embeddings is None:
-                    return super().__call__(inputs, cache=cache, **kwargs)
-                return part.over(self, embeddings, cache)
 
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
             @classmethod
@@ -236,7 +241,15 @@ def language_classes(part: LanguagePart) -> ClassFinder:
 
 def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
     own = dict(config if part.config is None else config.get(part.config) or config.get(OLDER_CONFIG_NAME) or {})
+    if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():
+        own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
     return {**own, "model_type": part.type or own["model_type"]}
+
+
+def _is_behind(name: str, layers: int | None) -> bool:
+    """Whether a tensor is of a layer behind the model's: a draft head."""
+    number = re.match(r"model\.layers\.(\d+)\.", name)
+    return number is not None and layers is not None and int(number[1]) >= layers
 
 
 def _language_weights(weights: dict[str, Any], part: LanguagePart) -> Any:

@@ -11,20 +11,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, Literal
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device, DeviceKind
-from ingot.media.layout import Layout
+from ingot.media.layout import Grid
 
 RowFunction = Callable[[mx.array], mx.array]
+HeadPairs = Literal["halves", "neighbours", "axes"] | tuple[int, ...]
+"""Which two numbers of a head are rotated together: those of its halves, neighbours, or those of the halves of each of
+its two halves, of which one is rotated by columns and the other by rows. Or an order of its numbers in which they are
+those of its halves."""
 VitRotation = tuple[mx.array, mx.array]
 """Cosines and sines [rows, 1, size / 2]."""
+GridOrder = Literal["rows first", "columns first", "alternating"]
 RowNumbers = NDArray[np.int32]
 Segments = Sequence[RowNumbers]
 FUSED_SIZES = (64, 80, 128)
@@ -50,6 +57,8 @@ class VitLayer:
     between: RowFunction  # the norm before the MLP
     mlp: Any  # a module
     scales: tuple[Any, Any] = (1, 1)  # of attention and MLP
+    after: tuple[RowFunction, RowFunction] | None = None  # norms of what attention and the MLP give
+    pairs: HeadPairs = "halves"
 
     def run(self, x: mx.array, heads: int, tiles: int, angles: VitRotation | None, slicing: WorkSlicing) -> VisionWork:
         """Rows attend within their tile."""
@@ -57,11 +66,12 @@ class VitLayer:
 
         def joint(rows: mx.array, *rotation: mx.array) -> mx.array:
             heads_of_rows = self.joint(self.before(rows)).reshape(rows.shape[0], 3, heads, -1)
-            return rotate_heads(heads_of_rows, *rotation) if rotation else heads_of_rows
+            return rotate_heads(heads_in_halves(heads_of_rows, self.pairs), *rotation) if rotation else heads_of_rows
 
         def finish(rows: RowNumbers, attended: mx.array) -> mx.array:
-            states = take_rows(x, rows) + self.out(attended) * self.scales[0]
-            return states + self.mlp(self.between(states)) * self.scales[1]
+            after_attention, after_mlp = self.after or (_unchanged, _unchanged)
+            states = take_rows(x, rows) + after_attention(self.out(attended)) * self.scales[0]
+            return states + after_mlp(self.mlp(self.between(states))) * self.scales[1]
 
         qkv = yield from run_by_rows(joint, slicing.rows(3 * width**2), x, *(angles or ()))
         segments = [np.arange(count, dtype=np.int32).reshape(tiles, -1)]
@@ -71,41 +81,68 @@ class VitLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class VitMerging:
+    """Between layers, blocks of two by two rows become one."""
+
+    behind: int  # so many layers
+    merge: RowFunction  # from [blocks, 4 * width] to [blocks, width]
+    each: int  # multiplications of a block
+
+
+@dataclass(frozen=True, slots=True)
 class Vit:
-    patches: Any  # the convolution that makes patches into rows
+    patches: Any  # the convolution or the linear layer that makes patches into rows
     layers: Sequence[VitLayer]
     heads: int
     slicing: WorkSlicing
     positions: mx.array | None = None  # learned, [rows of a tile, width]
     first: mx.array | None = None  # a row before each tile's patches, [width]
+    before: RowFunction | None = None  # what is done to the numbers of patches
+    embedded: RowFunction | None = None  # a norm before positions are added
     opening: RowFunction | None = None  # a norm before all layers
     closing: RowFunction | None = None  # and one after them
+    merging: VitMerging | None = None
 
     @property
     def width(self) -> int:
         width: int = self.patches.weight.shape[0]
         return width
 
-    def states(self, pixels: mx.array, angles: VitRotation | None = None) -> VisionWork:
-        """From patches [tiles, patches, numbers] to states [tiles, rows, width]."""
+    def states(
+        self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
+    ) -> VisionWork:
+        """From patches [tiles, patches, numbers] to states [tiles, rows, width]. `learned`: positions of the rows where
+        they are not always the same."""
         tiles, _, numbers = pixels.shape
         rows = self.slicing.rows(numbers * self.width)
         x = yield from run_by_rows(self._embed, rows, pixels.reshape(-1, numbers))
-        x = self._with_positions(x.reshape(tiles, -1, self.width))
+        x = x.reshape(tiles, -1, self.width)
+        x = self._with_positions(x) if learned is None else x + learned.astype(x.dtype)
         rows = x.shape[1]
         x = x.reshape(-1, self.width)
+        if angles is not None and tiles > 1:
+            angles = mx.tile(angles[0], (tiles, 1, 1)), mx.tile(angles[1], (tiles, 1, 1))
         x = x if self.opening is None else self.opening(x)
         yield [x]
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
             x = yield from layer.run(x, self.heads, tiles, angles, self.slicing)
+            if self.merging is not None and self.merging.behind == number:
+                blocks = merge_patches(x.reshape(tiles, rows, self.width), grid, 2)
+                rows, each = blocks.shape[1], self.slicing.rows(self.merging.each)
+                x = yield from run_by_rows(self.merging.merge, each, blocks.reshape(-1, 4 * self.width))
         x = x if self.closing is None else self.closing(x)
         return x.reshape(tiles, rows, self.width)
 
     def _embed(self, pixels: mx.array) -> mx.array:
         """The convolution of a patch with a kernel of its own size is a product."""
-        weight = self.patches.weight.reshape(self.width, -1)
-        embedded = pixels.astype(weight.dtype) @ weight.T
-        return embedded + self.patches.bias if "bias" in self.patches else embedded
+        pixels = pixels if self.before is None else self.before(pixels)
+        if isinstance(self.patches, nn.Linear | nn.QuantizedLinear):
+            embedded = self.patches(pixels.astype(compute_dtype_of(self.patches)))
+        else:
+            weight = self.patches.weight.reshape(self.width, -1)
+            embedded = pixels.astype(weight.dtype) @ weight.T
+            embedded = embedded + self.patches.bias if "bias" in self.patches else embedded
+        return embedded if self.embedded is None else self.embedded(embedded)
 
     def _with_positions(self, x: mx.array) -> mx.array:
         if self.first is not None:
@@ -120,11 +157,11 @@ def clip_vit(vision: Any, layers: Sequence[Any], heads: int, device: Device, **m
     positions = own.position_embedding(mx.arange(own.num_positions))  # also where their table is quantised
     mx.eval(positions)
     return Vit(
-        own.patch_embedding, [*map(_clip_layer, layers)], heads, WorkSlicing.on(device), positions=positions, **more
+        own.patch_embedding, [*map(clip_layer, layers)], heads, WorkSlicing.on(device), positions=positions, **more
     )
 
 
-def _clip_layer(layer: Any) -> VitLayer:
+def clip_layer(layer: Any) -> VitLayer:
     """By mlx-vlm's names of the parts of CLIP's and SigLIP's layers."""
     own = layer.self_attn
     return VitLayer(
@@ -150,10 +187,10 @@ def layers_up_to(layers: Sequence[Any], stated: Any) -> Sequence[Any]:
     return layers[: stated if stated >= 0 else len(layers) + 1 + stated]
 
 
-def merge_patches(states: mx.array, layout: Layout, along: int) -> mx.array:
+def merge_patches(states: mx.array, grid: Grid, along: int) -> mx.array:
     """[tiles, patches, width], in which blocks of `along` by `along` patches become one."""
     tiles, patches, width = states.shape
-    rows, columns = layout.grid.h // along, layout.grid.w // along
+    rows, columns = grid.h // along, grid.w // along
     blocks = states.reshape(tiles, rows, along, columns, along, width).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(tiles, patches // along**2, along * along * width)
 
@@ -221,6 +258,43 @@ def _attend_tile(queries: mx.array, keys: mx.array, values: mx.array, slicing: W
         *(part.swapaxes(1, 2) for part in parts), scale=size**-0.5, mask=None
     )
     return attended.swapaxes(1, 2)[..., :size]
+
+
+def heads_in_halves(heads: mx.array, pairs: HeadPairs) -> mx.array:
+    """Queries, keys and values [rows, 3, heads, size], whose queries and keys are put in an order in which a head's
+    halves are rotated together. That changes no product of theirs."""
+    if pairs == "halves":
+        return heads
+    rows, _, count, size = heads.shape
+    turned = heads[:, :2]
+    if isinstance(pairs, tuple):
+        turned = turned[..., mx.array(pairs, dtype=mx.int32)]
+    elif pairs == "neighbours":
+        turned = turned.reshape(rows, 2, count, size // 2, 2).swapaxes(-1, -2)
+    else:
+        turned = turned.reshape(rows, 2, count, 2, 2, size // 4).swapaxes(-2, -3)
+    return mx.concatenate([turned.reshape(rows, 2, count, size), heads[:, 2:]], axis=1)
+
+
+@lru_cache(maxsize=16)
+def grid_rotation(grid: Grid, size: int, theta: float, order: GridOrder = "rows first", begin: int = 0) -> VitRotation:
+    """The rotation of a tile's patches by row and by column, for heads of `size`: half of the frequencies by each, one
+    after the other or (`alternating`) in turns, columns first. Where rows and columns do not `begin` at zero, there is
+    a row that is not rotated before them."""
+    speeds = 1.0 / theta ** (np.arange(0, size // 2, 2, dtype=np.float32) / (size // 2))
+    down, across = np.meshgrid(np.arange(grid.h), np.arange(grid.w), indexing="ij")
+    rows, columns = (down.reshape(-1, 1) + begin) * speeds, (across.reshape(-1, 1) + begin) * speeds
+    if order == "alternating":
+        angles = np.stack([columns, rows], axis=-1).reshape(rows.shape[0], -1)
+    else:
+        angles = np.concatenate([rows, columns] if order == "rows first" else [columns, rows], axis=-1)
+    angles = np.concatenate([np.zeros_like(angles[:1]), angles]) if begin else angles
+    rotated = mx.array(angles.astype(np.float32))[:, None]
+    return mx.cos(rotated), mx.sin(rotated)
+
+
+def _unchanged(rows: mx.array) -> mx.array:
+    return rows
 
 
 def rotate_heads(heads: mx.array, cos: mx.array, sin: mx.array) -> mx.array:

@@ -316,12 +316,13 @@ class Receipt(Struct):
         speculation = SpeculationBody.of(ended.speculation, head.speculate)
         specprefill = SpecprefillReceipt.of(ended.specprefill, ended.timing)
         calls = ended.calls_in_thinking or UNSET
-        lossy, loops, ignored = list(head.lossy) or UNSET, LoopBody.each(ended.loops), head.ignored or UNSET
+        left_out = ("specprefill",) if any(report.lossy for report in ended.specprefill) else ()
+        lossy, loops, ignored = [*head.lossy, *left_out] or UNSET, LoopBody.each(ended.loops), head.ignored or UNSET
         adapter = head.adapter or UNSET
         receipt = cls(timing, cache, prompt, speculation, specprefill, adapter, calls, lossy, loops, ignored)
         receipt.experts = ExpertsBody.of(ended.experts)
         if head.varies is not None:
-            varies = "specprefill" if any(report.unused is None for report in ended.specprefill) else head.varies
+            varies = "specprefill" if any(report.may_vary for report in ended.specprefill) else head.varies
             receipt.reproducible, receipt.varies = not varies, varies or UNSET
         return receipt
 

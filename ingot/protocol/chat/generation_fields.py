@@ -132,9 +132,10 @@ class RequestFields:
         return replace(ask, salt=self.cache_salt, remembers=self.cache != "off")
 
     def specprefill_request(
-        self, prompts: Sequence[Prompt | tuple[int, ...]], path: str = ""
+        self, served: ServedModel, prompts: Sequence[Prompt | tuple[int, ...]], path: str = ""
     ) -> SpecPrefillRequest | None:
-        return specprefill_ask(self.specprefill, self.specprefill_keep_pct, prompts, prefix=path)
+        auto_from = None if self.cache == "exact" else served.card.specprefill_from
+        return specprefill_ask(self.specprefill, self.specprefill_keep_pct, prompts, auto_from=auto_from, prefix=path)
 
     def request(
         self,
@@ -169,7 +170,7 @@ class RequestFields:
             lora=resolve_lora(model, adapter, served.terms),
             priority=-self.priority,
             speculate=self.speculate,
-            specprefill=self.specprefill_request([source for each in prompts for source in each.sources], path),
+            specprefill=self.specprefill_request(served, [source for each in prompts for source in each.sources], path),
             deadline=time.monotonic() + (served.terms.timeout_s if self.timeout is None else self.timeout),
         )
 

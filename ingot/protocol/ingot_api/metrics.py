@@ -18,8 +18,16 @@ from msgspec import Struct
 from ingot.distributed.heartbeat import RankStatus
 from ingot.engine.request import ModelCard, RequestStatus
 from ingot.engine.status import Health
-from ingot.observe.metrics import EngineMetrics, ExpertStats, Histogram, SpeculationMetrics, TaskMetrics
-from ingot.observe.prometheus import Metric, MetricSample, exposition_text
+from ingot.observe.metrics import (
+    EngineMetrics,
+    ExpertStats,
+    Histogram,
+    Metric,
+    MetricSample,
+    SpeculationMetrics,
+    TaskMetrics,
+    exposition_text,
+)
 from ingot.version import __version__
 
 ENGINE_LABEL: Final = "0"

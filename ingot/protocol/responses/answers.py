@@ -110,7 +110,16 @@ class McpCallOutputItem(Struct, tag_field="type", tag="mcp_call"):
     arguments: str
     output: str | None = None
     error: McpError | None = None
-    approval_request_id: None = None
+    approval_request_id: str | None = None
+
+
+class McpApprovalRequestItem(Struct, tag_field="type", tag="mcp_approval_request"):
+    """A call that the server makes once the client approves it."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
 
 
 class McpListedTool(Struct):
@@ -127,12 +136,23 @@ class McpListOutputItem(Struct, tag_field="type", tag="mcp_list_tools"):
     error: None = None
 
 
+class McpServerListed(Struct):
+    server_label: str
+    tools: list[McpListedTool]
+
+
+class McpServerList(Struct):
+    data: list[McpServerListed]
+    object: Literal["list"] = "list"
+
+
 ResponseOutputItem = (
     MessageOutputItem
     | ReasoningOutputItem
     | FunctionCallOutputItem
     | CustomCallOutputItem
     | McpCallOutputItem
+    | McpApprovalRequestItem
     | McpListOutputItem
 )
 

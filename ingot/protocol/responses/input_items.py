@@ -26,7 +26,17 @@ from ingot.protocol.chat.media import (
 )
 from ingot.protocol.openai.messages import ABOUT_DETAIL, IMAGE_DETAIL, ChatAudioPart, with_options
 from ingot.protocol.schema import bounds
-from ingot.protocol.schema.fields import Anything, BodyReading, FieldKind, ListOf, OneOf, Schema, Text, generalize_path
+from ingot.protocol.schema.fields import (
+    Anything,
+    BodyReading,
+    Bool,
+    FieldKind,
+    ListOf,
+    OneOf,
+    Schema,
+    Text,
+    generalize_path,
+)
 from ingot.protocol.schema.objects import IsSet, Never, Not, ObjectOf, accepts, refuses, requires, tagged, text_or
 from ingot.protocol.served import ThinkingSeal
 from ingot.protocol.terms import Terms
@@ -38,7 +48,6 @@ HOSTED_ITEMS: Final = dict.fromkeys(
         *("code_interpreter_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
         *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output", "additional_tools"),
         *("program", "program_output", "compaction", "compaction_trigger", "configuration_update"),
-        *("mcp_approval_request", "mcp_approval_response"),
     ),
     HOSTED_REFUSED,
 )
@@ -51,6 +60,7 @@ ABOUT_ITEM = "The kind of item."
 ABOUT_ITEM_ID = "The item's id."
 ABOUT_ITEM_STATUS = "The item's status."
 ABOUT_PART = "The kind of part."
+CALL_REFUSED: Final = "The user did not allow this call."
 NO_FILES: Final = "is not supported: this server stores no files. Send"
 
 
@@ -246,11 +256,33 @@ class McpCallInput:
     status: str | None = accepts(
         OneOf(("in_progress", "completed", "incomplete", "calling", "failed")), ABOUT_ITEM_STATUS
     )
-    approval_request_id: None = refuses("is not supported: calls are not approved one by one.")
+    approval_request_id: str | None = accepts(ITEM_IDENTIFIER, "The request by which it was approved.")
 
     @property
     def result(self) -> str:
         return self.error.content if self.error is not None else self.output or ""
+
+
+@dataclass(frozen=True, slots=True)
+class McpApprovalRequestInput:
+    """A call that the server asked about."""
+
+    type: str = requires(OneOf(("mcp_approval_request",)), ABOUT_ITEM)
+    id: str = requires(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
+    server_label: str = requires(ITEM_TOOL_NAME, "The server that has the tool.")
+    name: str = requires(ITEM_TOOL_NAME, "The tool that the model wants to call.")
+    arguments: Any = accepts(Anything(), ABOUT_ARGUMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class McpApprovalInput:
+    """The client's decision about a call. An approved one is made at once; of the other the model learns."""
+
+    type: str = requires(OneOf(("mcp_approval_response",)), ABOUT_ITEM)
+    approval_request_id: str = requires(ITEM_IDENTIFIER, "The request that this answers.")
+    approve: bool = requires(Bool(), "Whether the call may be made.")
+    reason: str | None = accepts(Text(), "Why not; shown to the model.")
+    id: str | None = accepts(ITEM_IDENTIFIER, ABOUT_ITEM_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +312,8 @@ AnyInputItem = (
     | CustomOutputInput
     | ReasoningInput
     | McpCallInput
+    | McpApprovalRequestInput
+    | McpApprovalInput
     | McpListInput
     | ItemReferenceInput
 )
@@ -326,6 +360,7 @@ class InputConversation:
         self._call_names: dict[str, str] = {}  # by call id
         self._answer: dict[str, Any] | None = None  # the assistant's message that items are still added to
         self._ends_in_text = False  # the answer's last item was a message
+        self._asked: dict[str, McpApprovalRequestInput] = {}  # calls that no decision has answered yet
         self._results: list[tuple[str, str]] = []  # of the server's own calls, which follow the whole answer
 
     def add(self, item: AnyInputItem, path: str) -> None:
@@ -349,12 +384,26 @@ class InputConversation:
                 call_id = item.call_id or item.id
                 self._add_call(call_id, namespaced_tool_name(item.server_label, item.name), item.arguments)
                 self._results.append((call_id, item.result))
+            case McpApprovalRequestInput():
+                self._asked[item.id] = item
+            case McpApprovalInput():
+                self._add_decision(item, path)
             case ItemReferenceInput():
                 raise BadRequest(f"{path}: the item of a reference must not be a reference itself.", param=path)
 
     def finish(self) -> list[dict[str, Any]]:
         self._add_results()
         return self._messages
+
+    def _add_decision(self, item: McpApprovalInput, path: str) -> None:
+        """An approved call has, or gets, an item of its own; one that was refused is there with the refusal."""
+        asked = self._asked.pop(item.approval_request_id, None)
+        if asked is None:
+            where = f"{path}.approval_request_id"
+            raise BadRequest(f"{where}: nothing before asks for an approval of that id.", param=where)
+        if not item.approve:
+            self._add_call(asked.id, namespaced_tool_name(asked.server_label, asked.name), asked.arguments)
+            self._results.append((asked.id, CALL_REFUSED + (f" {item.reason}" if item.reason else "")))
 
     def _add_thinking(self, thinking: str) -> None:
         if not thinking:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -34,6 +35,7 @@ from ingot.protocol.chat.ask import CustomInputDecoder
 from ingot.protocol.responses.answers import (
     CustomCallOutputItem,
     FunctionCallOutputItem,
+    McpApprovalRequestItem,
     McpCallOutputItem,
     McpError,
     McpListedTool,
@@ -53,7 +55,7 @@ from ingot.protocol.responses.answers import (
     SummaryTextPart,
     token_logprobs,
 )
-from ingot.protocol.responses.tools import OfferedTool, Toolbox
+from ingot.protocol.responses.tools import OfferedTool, RemoteMcpTool, Toolbox
 from ingot.protocol.served import ThinkingSeal
 
 ITEM_ID_FORMAT: Final = re.compile(r"[a-z]+_([0-9a-f]{24})_(?:in)?\d+")
@@ -247,9 +249,12 @@ class McpCallBuilder(OutputItemBuilder):
 
     prefix, text_event = "mcp", "mcp_call_arguments"
 
-    def __init__(self, output: ResponseEventWriter, call_id: str, offer: OfferedTool) -> None:
+    def __init__(
+        self, output: ResponseEventWriter, call_id: str, offer: OfferedTool, approval_request_id: str | None = None
+    ) -> None:
         super().__init__(output)
         self.call_id, self.offer = call_id, offer
+        self._approval_request_id = approval_request_id
         self._result: str | None = None
         self._error: str | None = None
 
@@ -264,6 +269,7 @@ class McpCallBuilder(OutputItemBuilder):
             self.text,
             self._result,
             error,
+            self._approval_request_id,
         )
 
     def begin(self) -> list[ResponseEvent]:
@@ -285,6 +291,32 @@ class McpCallBuilder(OutputItemBuilder):
         return [self.event("mcp_call.failed"), *super().end("completed")]
 
 
+class McpApprovalBuilder(OutputItemBuilder):
+    """A call that the client is asked about. Its arguments come with the whole item: nothing is done before."""
+
+    prefix, text_event = "mcpr", ""
+
+    def __init__(self, output: ResponseEventWriter, offer: OfferedTool) -> None:
+        super().__init__(output)
+        self._offer = offer
+
+    def snapshot(self, status: ResponseItemStatus) -> McpApprovalRequestItem:
+        return McpApprovalRequestItem(self.id, self._offer.space or "", self._offer.name, self.text)
+
+    def add(self, text: str) -> list[ResponseEvent]:
+        self._texts.append(text)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedCall:
+    """A call that the client approved and that is still to be made."""
+
+    request_id: str
+    offer: OfferedTool
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseBuildOptions:
     """The optional parts of a response."""
@@ -293,6 +325,10 @@ class ResponseBuildOptions:
     seal: ThinkingSeal | None = None  # reasoning items have encrypted content
     logprobs: bool = False
     cached: bool = True  # the prompt is cached
+
+
+def list_mcp_tools(tools: Iterable[RemoteMcpTool]) -> list[McpListedTool]:
+    return [McpListedTool(tool.name, tool.description, dict(tool.parameters)) for tool in tools]
 
 
 def add_rounds(total: Ended | None, ended: Ended) -> Ended:
@@ -319,7 +355,7 @@ class ResponseBuilder(StreamedAnswer):
     def __init__(self, head: AnswerHead, body: ResponseBody, toolbox: Toolbox, options: ResponseBuildOptions) -> None:
         self.head, self.toolbox, self.options = head, toolbox, options
         self.calls: list[McpCallBuilder] = []  # of the model, for the server to make
-        self.waits_for_client = False  # the model called a tool of the client's
+        self.waits_for_client = False  # the model called a tool of the client's, or one that needs approval
         self.cut_short = False  # the answer reached its limit
         self.total: Ended | None = None  # of all rounds
         self._body = body
@@ -339,6 +375,12 @@ class ResponseBuilder(StreamedAnswer):
 
     def chunks(self, event: Event) -> list[Struct]:
         return [*self._events(event)]
+
+    def begin_approved(self, call: ApprovedCall) -> list[Struct]:
+        """A call for the server to make before the model goes on."""
+        events = self._begin(McpCallBuilder(self._output, call.request_id, call.offer, call.request_id))
+        assert self._current_item is not None, "it has just begun"
+        return [*events, *self._current_item.add(call.arguments), *self._end("completed")]
 
     def empty(self) -> list[Struct]:
         """Another `response.in_progress`; none before the first, and none after the end."""
@@ -422,6 +464,8 @@ class ResponseBuilder(StreamedAnswer):
         offer = self.toolbox.of(event.name)
         if offer is None:
             return FunctionCallBuilder(self._output, event.id, event.name, None)
+        if offer.needs_approval:
+            return McpApprovalBuilder(self._output, offer)
         if offer.kind == "mcp":
             return McpCallBuilder(self._output, event.id, offer)
         kind = CustomCallBuilder if offer.kind == "custom" else FunctionCallBuilder
@@ -438,15 +482,13 @@ class ResponseBuilder(StreamedAnswer):
             return []
         if isinstance(item, McpCallBuilder) and status == "completed":
             self.calls.append(item)
-        self.waits_for_client = self.waits_for_client or isinstance(item, FunctionCallBuilder)
+        self.waits_for_client = self.waits_for_client or isinstance(item, FunctionCallBuilder | McpApprovalBuilder)
         return item.end(status)
 
     def _list_tools(self, label: str) -> list[ResponseEvent]:
         """A server's tools, which the model is shown from the start."""
         output, index = self._output, len(self._output.items)
-        tools = [
-            McpListedTool(tool.name, tool.description, dict(tool.parameters)) for tool in self.toolbox.servers[label]
-        ]
+        tools = list_mcp_tools(self.toolbox.servers[label])
         item = McpListOutputItem(make_item_id("mcpl", self.head.id, index), label, tools)
         output.items.append(item)
         return [

@@ -5,6 +5,7 @@ together with the responses before it."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -39,8 +40,14 @@ from ingot.protocol.responses.answers import (
     ResponseTextEcho,
     ResponseTokens,
 )
-from ingot.protocol.responses.input_items import INPUT_ITEMS, AnyInputItem, InputConversation
-from ingot.protocol.responses.output import ResponseBuilder, ResponseBuildOptions, make_item_id, response_id_of_item
+from ingot.protocol.responses.input_items import INPUT_ITEMS, AnyInputItem, InputConversation, namespaced_tool_name
+from ingot.protocol.responses.output import (
+    ApprovedCall,
+    ResponseBuilder,
+    ResponseBuildOptions,
+    make_item_id,
+    response_id_of_item,
+)
 from ingot.protocol.responses.stored_response import StoredResponse
 from ingot.protocol.responses.tools import (
     RESPONSE_TOOL_CHOICE,
@@ -316,6 +323,7 @@ ITEM_ID_PREFIXES: Final = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "mcp_list_tools": "mcpl",
+    "mcp_approval_response": "mcpa",
 }
 
 
@@ -350,6 +358,7 @@ class ResponsePlan:
     first: GenerationTask
     items: list[dict[str, Any]]  # the input, which is stored with the response
     store: bool
+    approved: tuple[ApprovedCall, ...] = ()  # calls to make before the model goes on
 
     def next_task(self) -> GenerationTask | None:
         """After the calls were made; None where no more may be generated. Not for an event loop."""
@@ -369,7 +378,7 @@ class ResponsePlan:
             grammar=prepared.grammar,
             marks=prepared.marks,
             media=prepared.media,
-            specprefill=self.body.specprefill_request(prepared.sources),
+            specprefill=self.body.specprefill_request(self.served, prepared.sources),
             max_tokens=None if limit is None else limit - generated,
         )
         self.builder.head = replace(self.builder.head, source=PromptSource.of(self.served, prepared.sources))
@@ -407,7 +416,29 @@ def read_response(value: Any, served: ServedModel, request_id: str, context: Res
     )
     builder = ResponseBuilder(head, echo_response(value, body, head, request.sampling, store=store), toolbox, options)
     first = GenerationTask(request, builder, "input", head, prepared.turn)
-    return ResponsePlan(body, served, builder, first, items, store)
+    return ResponsePlan(body, served, builder, first, items, store, approved_calls(items, toolbox))
+
+
+def approved_calls(items: list[dict[str, Any]], toolbox: Toolbox) -> tuple[ApprovedCall, ...]:
+    """The calls that the client approved and that no item says were made. Raises BadRequest where a tool is gone."""
+    made = {item.get("approval_request_id") for item in items if item["type"] == "mcp_call"}
+    approved = {
+        item["approval_request_id"]
+        for item in items
+        if item["type"] == "mcp_approval_response" and item["approve"] is True
+    }
+    calls = []
+    for at, item in enumerate(items):
+        if item["type"] != "mcp_approval_request" or item["id"] not in approved - made:
+            continue
+        offer = toolbox.of(namespaced_tool_name(item["server_label"], item["name"]))
+        if offer is None or offer.kind != "mcp":
+            where = f"input.{at}.name"
+            raise BadRequest(f"{where}: '{item['name'][:100]}' was approved, but is not among the tools.", param=where)
+        arguments = item.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+        calls.append(ApprovedCall(item["id"], offer, text))
+    return tuple(calls)
 
 
 def count_response_tokens(value: Any, served: ServedModel, context: ResponseContext) -> ResponseTokens:

@@ -106,8 +106,9 @@ class McpTool:
     type: str = requires(OneOf(("mcp",)), "Tools that this server calls by itself.")
     server_label: str = requires(RESPONSE_TOOL_NAME, "A server of --mcp-config.")
     require_approval: str = requires(
-        OneOf(("never",), {"always": "is not supported: calls are not approved one by one. Send 'never'."}),
-        "`never`: this server makes the calls without asking.",
+        OneOf(("never", "always")),
+        "`never`: this server makes the calls without asking. `always`: it asks for each with an "
+        "`mcp_approval_request`, and makes those that the next request's `mcp_approval_response` approves.",
     )
     server_description: str | None = accepts(
         RESPONSE_TOOL_DESCRIPTION, "What it is for; added before each tool's own description."
@@ -209,6 +210,7 @@ class OfferedTool:
     kind: Literal["function", "custom", "mcp"]
     name: str  # the owner's name for it
     space: str | None = None  # the namespace or the MCP server
+    needs_approval: bool = False
 
 
 class Toolbox:
@@ -284,7 +286,11 @@ class Toolbox:
             name = namespaced_tool_name(tool.server_label, each.name)
             description = join_descriptions(tool.server_description, each.description)
             self._add(
-                OfferedTool(ToolDefinition(name, description, each.parameters), "mcp", each.name, tool.server_label), at
+                OfferedTool(
+                    ToolDefinition(name, description, each.parameters),
+                    *("mcp", each.name, tool.server_label, tool.require_approval == "always"),
+                ),
+                at,
             )
 
     def _check(self, name: str) -> str:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from ingot.errors import BadRequest, ContextOverflow, ModelError, Unsupported
 from ingot.media.items import MediaItem, PlacedMedia, TokenSpan
+from ingot.media.layout import ITEM_NUMBER
 from ingot.text.cancellation import checkpoint
 from ingot.text.chat_template.sandbox import TemplateHistory
 from ingot.text.tokenizer.special_tokens import ControlTokenQuoting
@@ -340,7 +341,7 @@ class MediaPlaceholders:
             raise BadRequest(MISPLACED_PLACEHOLDERS, param="messages")
         number, shown = self._waiting.popleft()
         self._runs.extend((number, length) for length in shown.layout.runs)
-        return shown.layout.written
+        return shown.layout.written.replace(ITEM_NUMBER, str(number))
 
 
 def _placeholder_id(token: str, tokenizer: Tokenizer) -> int:

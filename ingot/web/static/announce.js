@@ -1,6 +1,7 @@
 // Announces text to screen readers, block by block rather than token by token.
 
 import { element, find } from './element.js';
+import { t } from './translate.js';
 
 const MAX_MESSAGES = 12;
 const MAX_TEXT = 1500;
@@ -15,7 +16,7 @@ export function announce(text) {
 
 export function announceBlocks(nodes) {
   for (const node of nodes) {
-    if (node.matches('figure.code')) announce(`Code block, ${node.querySelector('.language').textContent}.`);
+    if (node.matches('figure.code')) announce(t('Code block, {language}.', { language: node.querySelector('.language').textContent }));
     else announce(node.textContent);
   }
 }

@@ -1,6 +1,9 @@
 // One answer while it is generated: reads the events of a response into a message and collects the facts about it. A
 // lost connection is taken up again where it broke off, as the server goes on without it.
 
+import { callItems } from './tools.js';
+import { t } from './translate.js';
+
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 8000;
 
@@ -74,7 +77,7 @@ export class Answer {
     try {
       await this.#follow(this.api.resume(id, after, abort.signal), onText);
     } catch (error) {
-      if (error.status === 404) error.message = 'The server does not have this answer any more.';
+      if (error.status === 404) error.message = t('The server does not have this answer any more.');
       if (error.status !== 400) throw error;
       this.#settle(await this.api.response(id, abort.signal)); // its events are gone, the response is not
       onText();
@@ -85,7 +88,7 @@ export class Answer {
     for await (const event of events) this.#take(event, onText);
   }
 
-  #take({ type, delta, response, sequence_number: number }, onText) {
+  #take({ type, delta, item, response, sequence_number: number }, onText) {
     const { message } = this;
     delete message.isLost;
     if (type === 'response.created' && !message.response) {
@@ -95,26 +98,39 @@ export class Answer {
     const isThought = type === 'response.reasoning_text.delta' || type === 'response.reasoning_summary_text.delta';
     if (type === 'response.output_text.delta') message.content += delta;
     else if (isThought) message.thinking = (message.thinking ?? '') + delta;
+    else if (item) this.#takeItem(item);
     else if (response && response.status !== 'in_progress' && response.status !== 'queued') this.#settle(response);
     else return;
     if (delta) this.watch?.tick(isThought);
     onText();
   }
 
+  // A call that was begun or that has ended.
+  #takeItem(item) {
+    const { message } = this;
+    const items = [...(message.items ?? message.earlier ?? []).filter(({ id }) => id !== item.id), item];
+    message.items = callItems(items) ?? message.items;
+  }
+
   // The response has ended; all of it is here.
   #settle(response) {
     const { message } = this;
+    const output = [...(message.earlier ?? []), ...response.output];
     const part = (wanted, inner) =>
-      response.output.flatMap((item) => (item.type === wanted ? (item.content ?? item.summary ?? []) : [])).map(({ text }) => text).join(inner);
+      output.flatMap((item) => (item.type === wanted ? (item.content ?? item.summary ?? []) : [])).map(({ text }) => text).join(inner);
     message.content = part('message', '') || message.content;
     message.thinking = part('reasoning', '') || message.thinking;
     message.receipt = response.ingot;
+    const logprobs = output.flatMap(({ type, content }) => (type === 'message' ? content.flatMap((each) => each.logprobs ?? []) : []));
+    if (logprobs.length > 0) message.logprobs = logprobs.map(({ token, logprob, top_logprobs: others }) => ({ token, logprob, top_logprobs: others.map((other) => ({ token: other.token, logprob: other.logprob })) }));
+    const items = callItems(output);
+    if (items) message.items = items.map(withoutLogprobs);
     message.facts = { ...message.facts, model: response.model, ...usageFacts(response), ...speculationFacts(response.ingot?.speculation) };
     if (!this.watch) Object.assign(message.facts, timingFacts(response.ingot?.timing, message.facts.completionTokens));
     if (response.status === 'completed') message.state = 'done';
     else if (response.status === 'incomplete') Object.assign(message, { state: 'done', facts: { ...message.facts, finish: 'length' } });
     else if (response.status === 'cancelled') message.state = 'stopped';
-    else this.#fail(response.error ?? { message: 'The server ended the answer without saying why.' });
+    else this.#fail(response.error ?? { message: t('The server ended the answer without saying why.') });
   }
 
   #fail(error) {
@@ -127,6 +143,10 @@ export class Answer {
     message.error = { text: error.message, retryAfter: error.retryAfter ?? null };
     if (error instanceof TypeError) console.error(error);
   }
+}
+
+function withoutLogprobs({ content, ...item }) {
+  return content ? { ...item, content: content.map(({ logprobs, ...part }) => part) } : item;
 }
 
 function rest(pause, signal) {

@@ -1,6 +1,7 @@
 // The client of the server's API. Every failure is an ApiError whose message can be shown.
 
 import { readEvents } from './sse.js';
+import { t } from './translate.js';
 
 const KEY = 'ingot.key';
 const LAST = new Set(['response.completed', 'response.incomplete', 'response.failed']);
@@ -81,6 +82,22 @@ export class Api {
     }
   }
 
+  // Yields the chunks of a chat completion.
+  async *chat(body, signal) {
+    const response = await this.#request('v1/chat/completions', {
+      method: 'POST',
+      headers: { 'Content-Type': 'application/json' },
+      body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+      signal,
+    });
+    for await (const { data } of readEvents(response.body)) {
+      if (data === '[DONE]') return;
+      const chunk = decode(data);
+      if (chunk.error) throw errorFrom(chunk.error, { status: response.status });
+      yield chunk;
+    }
+  }
+
   // The text of a short answer that nobody waits for.
   async complete(body, signal) {
     const response = await this.#request(
@@ -122,6 +139,11 @@ export class Api {
     return body.data ?? [];
   }
 
+  async mcpServers() {
+    const body = await (await this.#request('v1/mcp', {}, { ask: false })).json();
+    return body.data ?? [];
+  }
+
   // The state of the engine. Asks for a key where one is needed.
   async live(signal) {
     return (await this.#request('v1/live', { signal })).json();
@@ -129,6 +151,17 @@ export class Api {
 
   async cacheTree(signal) {
     const body = await (await this.#request('v1/cache/tree', { signal }, { ask: false })).json();
+    return body.data ?? [];
+  }
+
+  // Fetches a model by its short name or hub id; resolves when it is loaded.
+  async addModel(model) {
+    await this.#request('v1/models', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ model }) });
+  }
+
+  // Models that the server has memory for.
+  async recommended() {
+    const body = await (await this.#request('v1/models/recommended', {}, { ask: false })).json();
     return body.data ?? [];
   }
 
@@ -162,7 +195,7 @@ export class Api {
     } catch (error) {
       if (error instanceof ApiError || signal?.aborted) throw error;
     }
-    throw new ApiError('The connection closed before the answer was complete.', { code: LOST });
+    throw new ApiError(t('The connection closed before the answer was complete.'), { code: LOST });
   }
 
   get #credentials() {
@@ -190,7 +223,7 @@ async function reach(path, init) {
     return await fetch(path, { ...init, cache: 'no-store', redirect: 'error' });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
-    throw new ApiError('The server cannot be reached. Is it still running?');
+    throw new ApiError(t('The server cannot be reached. Is it still running?'));
   }
 }
 
@@ -201,13 +234,13 @@ async function refusal(response) {
   try {
     return errorFrom(JSON.parse(text).error, facts);
   } catch {
-    return new ApiError(`The server answered ${response.status} ${response.statusText}`.trim(), facts);
+    return new ApiError(t('The server answered {status}.', { status: `${response.status} ${response.statusText}`.trim() }), facts);
   }
 }
 
 function errorFrom(error, facts) {
   const message = typeof error === 'string' ? error : error.message;
-  return new ApiError(String(message ?? 'The server reported an error without saying which.'), {
+  return new ApiError(String(message ?? t('The server reported an error without saying which.')), {
     ...facts,
     code: error.code ?? error.type ?? null,
     param: error.param ?? null,
@@ -218,6 +251,6 @@ function decode(data) {
   try {
     return JSON.parse(data);
   } catch {
-    throw new ApiError('The server sent something that is not JSON.');
+    throw new ApiError(t('The server sent something that is not JSON.'));
   }
 }

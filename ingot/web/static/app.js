@@ -5,6 +5,7 @@ import { Chat } from './chat.js';
 import { Composer } from './composer.js';
 import { find } from './element.js';
 import { EngineView } from './engine.js';
+import { AnswerFormat } from './format.js';
 import { KeyDialog } from './keydialog.js';
 import { Layout } from './layout.js';
 import { Models } from './models.js';
@@ -18,9 +19,12 @@ import { State } from './state.js';
 import { newConversation, openStore } from './store.js';
 import { ThinkingChoice } from './thinking.js';
 import { Titles } from './titles.js';
+import { ToolChoice } from './tools.js';
 import { Transcript } from './transcript.js';
+import { t, translatePage } from './translate.js';
 import { welcome } from './welcome.js';
 
+translatePage();
 const dialog = new KeyDialog();
 const api = new Api(async (wasRefused) => {
   const key = await dialog.ask(wasRefused);
@@ -32,15 +36,17 @@ const state = new State();
 state.current = newConversation();
 const models = new Models(api, state);
 const layout = new Layout(new EngineView(api));
-const store = await openStore(() => notify('This browser has no room left, or stores nothing: what comes now is not saved.'));
-const settings = new Settings(api, state, models, {
+const store = await openStore(() => notify(t('This browser has no room left, or stores nothing: what comes now is not saved.')));
+const format = new AnswerFormat();
+const tools = new ToolChoice(api, state, models);
+const settings = new Settings(api, state, models, format, {
   onSystem: (text) => chat.setSystem(text),
-  onKey: () => models.load(),
+  onKey: () => Promise.all([models.load(), tools.load()]),
   reveal: () => layout.openPanel('settings'),
 });
 const titles = new Titles(api, models);
 const thinking = new ThinkingChoice(state, models);
-const chat = new Chat({ api, state, store, settings, models, thinking, titles });
+const chat = new Chat({ api, state, store, settings, models, titles, parts: [thinking, format, tools] });
 new Presets({
   use: ({ system, sampling }) => {
     chat.setSystem(system);
@@ -68,6 +74,8 @@ const transcript = new Transcript(
     }),
     branch: thenFocus((message) => chat.branch(message)),
     show: (message) => chat.show(message),
+    decide: thenFocus((message, request, isAllowed) => chat.decide(message, request, isAllowed)),
+    loading: () => models.loading,
     url: (medium) => store.url(medium),
     speaker,
   },
@@ -91,4 +99,4 @@ addEventListener('pagehide', () => speaker.stop());
 navigator.serviceWorker?.register('worker.js').catch(() => {});
 
 composer.focus();
-await models.load();
+await Promise.all([models.load(), tools.load()]);

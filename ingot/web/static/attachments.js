@@ -4,6 +4,7 @@ import { announce } from './announce.js';
 import { element, find, iconButton } from './element.js';
 import { mediumOf, mediumView, wordOf } from './media.js';
 import { notify } from './notice.js';
+import { t } from './translate.js';
 
 export class Attachments {
   // `changed` is called when a file was added or removed.
@@ -11,17 +12,25 @@ export class Attachments {
     Object.assign(this, { models, changed });
     this.list = [];
     this.tray = find('attachments');
-    const picker = find('attach-files');
-    find('attach').addEventListener('click', () => picker.click());
+    for (const [button, files] of [['attach', 'attach-files'], ['camera', 'camera-files']]) this.#wire(find(button), find(files), field);
+    field.addEventListener('paste', (event) => this.#receive(event, event.clipboardData));
+    addEventListener('dragover', (event) => this.#hover(event));
+    addEventListener('dragleave', ({ relatedTarget }) => relatedTarget ?? this.#mark(false));
+    addEventListener('drop', (event) => this.#receive(event, event.dataTransfer));
+  }
+
+  // Devices that are touched have a camera that takes pictures.
+  draw() {
+    find('camera').hidden = !matchMedia('(pointer: coarse)').matches || !this.models.takes('image');
+  }
+
+  #wire(button, picker, field) {
+    button.addEventListener('click', () => picker.click());
     picker.addEventListener('change', async () => {
       await this.add(picker.files);
       picker.value = ''; // so that the same file can be picked again
       field.focus();
     });
-    field.addEventListener('paste', (event) => this.#receive(event, event.clipboardData));
-    addEventListener('dragover', (event) => this.#hover(event));
-    addEventListener('dragleave', ({ relatedTarget }) => relatedTarget ?? this.#mark(false));
-    addEventListener('drop', (event) => this.#receive(event, event.dataTransfer));
   }
 
   async add(files) {
@@ -46,16 +55,16 @@ export class Attachments {
 
   #keep(medium) {
     this.list.push({ ...medium, size: medium.blob.size, url: URL.createObjectURL(medium.blob) });
-    announce(`${medium.name} added.`);
+    announce(t('{name} added.', { name: medium.name }));
   }
 
   // What the model does not take, and what would.
   #why({ kind, name }) {
     const { chosen } = this.models;
-    if (kind === 'audio') return `${name}: audio needs a speech-to-text model. Start the server with --audio-model.`;
+    if (kind === 'audio') return t('{name}: audio needs a speech-to-text model. Start the server with --audio-model.', { name });
     const takers = this.models.takers(kind);
-    const advice = takers.length > 0 ? `These do: ${takers.join(', ')}.` : 'No model of this server does; one with a vision tower would.';
-    return `${chosen} does not take ${name}: it reads no ${wordOf(kind)}. ${advice}`;
+    const advice = takers.length > 0 ? t('These do: {models}.', { models: takers.join(', ') }) : t('No model of this server does; one with a vision tower would.');
+    return `${t('{model} does not take {name}: it reads no {kind}.', { model: chosen, name, kind: wordOf(kind) })} ${advice}`;
   }
 
   #redraw() {
@@ -70,7 +79,7 @@ export class Attachments {
       URL.revokeObjectURL(medium.url);
       this.#redraw();
     };
-    return element('li', {}, mediumView(medium, Promise.resolve(medium.url)), iconButton('close', `Remove ${medium.name}`, drop));
+    return element('li', {}, mediumView(medium, Promise.resolve(medium.url)), iconButton('close', t('Remove {name}', { name: medium.name }), drop));
   }
 
   #hover(event) {

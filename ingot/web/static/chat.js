@@ -4,17 +4,20 @@
 
 import { announce } from './announce.js';
 import { Answer } from './answer.js';
-import { contentOf } from './media.js';
+import { inputOf } from './input.js';
 import { notify } from './notice.js';
 import { answerMessage, branchOf, newConversation, userMessage } from './store.js';
 import { append, parentOf, remove, show, thread } from './thread.js';
+import { openCalls } from './tools.js';
+import { t } from './translate.js';
 
 const SAVE_EVERY_MS = 1000;
 const CURRENT = 'ingot.current';
 
 export class Chat {
-  constructor({ api, state, store, settings, models, thinking, titles }) {
-    Object.assign(this, { api, state, store, settings, models, thinking, titles });
+  // `parts` are what adds `fields` to a request.
+  constructor({ api, state, store, settings, models, parts, titles }) {
+    Object.assign(this, { api, state, store, settings, models, parts, titles });
     // A reload stays where it was; a new tab starts afresh.
     state.current = store.conversations.get(sessionStorage.getItem(CURRENT)) ?? newConversation();
     for (const { messages } of store.list()) for (const message of messages) if (isGone(message)) message.state = 'stopped';
@@ -59,8 +62,8 @@ export class Chat {
     this.store.remove(conversation);
     if (conversation === this.current) this.open(this.store.list()[0] ?? newConversation());
     this.state.change();
-    notify('Conversation deleted.', {
-      label: 'Undo',
+    notify(t('Conversation deleted.'), {
+      label: t('Undo'),
       run: () => {
         this.store.save(conversation, { touch: false });
         this.open(conversation);
@@ -74,7 +77,7 @@ export class Chat {
     const message = userMessage(text, media);
     if (this.isAnswering) {
       this.current.queue = [...(this.current.queue ?? []), message];
-      announce('Queued. It is sent after this answer.');
+      announce(t('Queued. It is sent after this answer.'));
       this.#saved(this.current);
       return true;
     }
@@ -124,7 +127,16 @@ export class Chat {
     const conversation = branchOf(this.current, message);
     this.store.save(conversation);
     this.open(conversation);
-    notify('This is a new conversation, with the messages up to there.');
+    notify(t('This is a new conversation, with the messages up to there.'));
+  }
+
+  // The user's word on a call that the model wants to make. The answer goes on when there is one on each.
+  decide(message, request, isAllowed) {
+    const decision = { type: 'mcp_approval_response', approval_request_id: request.id, approve: isAllowed };
+    message.items = [...message.items, decision];
+    if (openCalls(message).length > 0) this.#saved(this.current);
+    else this.#begin(this.current, Object.assign(message, { state: 'streaming', earlier: message.items }));
+    this.transcript.view(message).settle();
   }
 
   stop() {
@@ -138,8 +150,8 @@ export class Chat {
     this.#forget([message]);
     const restore = remove(conversation, message);
     this.#saved(conversation);
-    notify('Message deleted.', {
-      label: 'Undo',
+    notify(t('Message deleted.'), {
+      label: t('Undo'),
       run: () => {
         restore();
         this.#saved(conversation);
@@ -175,8 +187,12 @@ export class Chat {
   }
 
   async #answer(conversation, after = undefined) {
-    const message = answerMessage();
+    const message = { ...answerMessage(), isJson: this.settings.format.isJson };
     append(conversation, message, after);
+    await this.#begin(conversation, message);
+  }
+
+  async #begin(conversation, message) {
     const answer = new Answer(this.api, conversation, message);
     this.state.answers.get(conversation.id)?.stop();
     this.state.answers.set(conversation.id, answer);
@@ -185,14 +201,14 @@ export class Chat {
       this.transcript.jump();
     }
     this.#saved(conversation);
-    announce('Answering.');
+    announce(t('Answering.'));
     await exclusively(`ingot.answer.${message.id}`, () => this.#run(answer, (grow) => this.#ask(answer, grow)));
     this.#goOn(conversation, message);
   }
 
   // What comes after an answer: a title, and the message that waits for its end.
   #goOn(conversation, message) {
-    if (message.state !== 'done') return;
+    if (message.state !== 'done' || openCalls(message).length > 0) return;
     this.titles.suggest(conversation, (title) => this.#saved(Object.assign(conversation, { title, named: true }), { touch: false }));
     this.sendQueued(conversation);
   }
@@ -245,18 +261,10 @@ export class Chat {
   }
 
   async #body(conversation, answer) {
-    const input = [];
-    for (const message of thread(conversation)) {
-      if (message === answer) break;
-      const { role, content, thinking } = message;
-      if (role === 'user') input.push({ role, content: await contentOf(message, (medium) => this.store.file(medium)) });
-      else if (content) {
-        if (thinking) input.push({ type: 'reasoning', summary: [], content: [{ type: 'reasoning_text', text: thinking }] });
-        input.push({ role, content });
-      }
-    }
+    const input = await inputOf(conversation, answer, (medium) => this.store.file(medium));
     const instructions = conversation.system.trim();
-    return { model: this.models.chosen, ...(instructions && { instructions }), input, ...this.settings.sampling(), ...this.thinking.fields };
+    const fields = Object.assign({}, ...this.parts.map((part) => part.fields));
+    return { model: this.models.chosen, ...(instructions && { instructions }), input, ...this.settings.sampling(), ...fields };
   }
 
   // Another tab changed a conversation.

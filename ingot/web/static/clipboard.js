@@ -1,6 +1,7 @@
 // Copying, with the button saying how it went.
 
 import { icon } from './element.js';
+import { t } from './translate.js';
 
 const SHOWN_MS = 1500;
 
@@ -8,7 +9,7 @@ export async function copyFrom(button, text) {
   const done = await copy(text);
   const before = button.getAttribute('aria-label');
   button.replaceChildren(icon(done ? 'check' : 'close'));
-  button.setAttribute('aria-label', done ? 'Copied' : 'Could not copy');
+  button.setAttribute('aria-label', done ? t('Copied') : t('Could not copy'));
   setTimeout(() => {
     button.replaceChildren(icon('copy'));
     button.setAttribute('aria-label', before);

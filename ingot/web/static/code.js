@@ -3,6 +3,7 @@
 import { copyFrom } from './clipboard.js';
 import { element, iconButton } from './element.js';
 import { highlighterFor } from './highlight.js';
+import { t } from './translate.js';
 
 // Beyond this many coloured lines the colour costs more than it helps; the rest is shown plain.
 const MAX_COLOURED = 3000;
@@ -48,16 +49,16 @@ export class CodeBlock {
   }
 
   #frame() {
-    const copy = iconButton('copy', 'Copy code', () => copyFrom(copy, this.lines.join('\n')));
-    const wrap = iconButton('wrap', 'Wrap lines', () => wrap.setAttribute('aria-pressed', String(node.classList.toggle('wrapped'))), {
+    const copy = iconButton('copy', t('Copy code'), () => copyFrom(copy, this.lines.join('\n')));
+    const wrap = iconButton('wrap', t('Wrap lines'), () => wrap.setAttribute('aria-pressed', String(node.classList.toggle('wrapped'))), {
       'aria-pressed': 'false',
     });
-    const name = this.language || 'text';
+    const name = this.language || t('text');
     const node = element(
       'figure',
       { class: 'code' },
       element('figcaption', {}, element('span', { class: 'language' }, name), wrap, copy),
-      element('pre', { tabindex: '0', role: 'region', 'aria-label': `Code, ${name}` }, this.code),
+      element('pre', { tabindex: '0', role: 'region', 'aria-label': t('Code, {language}', { language: name }) }, this.code),
     );
     return node;
   }

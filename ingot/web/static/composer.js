@@ -7,6 +7,7 @@ import { element, find, icon, iconButton } from './element.js';
 import { count } from './facts.js';
 import { growing, isSend } from './field.js';
 import { thread } from './thread.js';
+import { t } from './translate.js';
 
 export class Composer {
   constructor({ api, state, store, chat, models, transcript }) {
@@ -40,6 +41,7 @@ export class Composer {
     this.#drawButton();
     this.#drawQueue(current.queue ?? []);
     this.dictation.draw();
+    this.attachments.draw();
     find('prompt-hint').dataset.answering = String(this.chat.isAnswering);
     find('context-use').textContent = contextUse(current, this.models.context);
   }
@@ -56,21 +58,21 @@ export class Composer {
     this.button.disabled = !isAnswering && !this.field.value.trim() && this.attachments.list.length === 0;
     if (this.button.dataset.action === action) return;
     this.button.dataset.action = action;
-    this.button.setAttribute('aria-label', isAnswering ? 'Stop' : 'Send');
-    this.button.title = isAnswering ? 'Stop (Esc)' : 'Send (Enter)';
+    this.button.setAttribute('aria-label', isAnswering ? t('Stop') : t('Send'));
+    this.button.title = isAnswering ? t('Stop (Esc)') : t('Send (Enter)');
     this.button.replaceChildren(icon(action));
   }
 
   #drawQueue(queue) {
     const box = find('queue');
     box.hidden = queue.length === 0;
-    const note = this.chat.isAnswering ? 'Sent after this answer' : 'Waiting to be sent';
+    const note = this.chat.isAnswering ? t('Sent after this answer') : t('Waiting to be sent');
     const rows = queue.map((message) => {
       const text = message.content || message.media.map(({ name }) => name).join(', ');
-      const drop = iconButton('close', 'Take back', () => this.#takeBack(message));
+      const drop = iconButton('close', t('Take back'), () => this.#takeBack(message));
       return element('li', {}, element('span', { class: 'text' }, text), drop);
     });
-    const send = element('button', { type: 'button', class: 'link', onclick: () => this.chat.sendQueued() }, 'Send now');
+    const send = element('button', { type: 'button', class: 'link', onclick: () => this.chat.sendQueued() }, t('Send now'));
     box.replaceChildren(element('li', { class: 'note' }, note, this.chat.isAnswering ? '' : send), ...rows);
   }
 
@@ -123,5 +125,5 @@ function contextUse(conversation, limit) {
   const facts = thread(conversation).findLast((message) => message.facts?.promptTokens)?.facts;
   if (!facts) return '';
   const used = count(facts.promptTokens + (facts.completionTokens ?? 0));
-  return limit ? `${used} of ${count(limit)} tokens` : `${used} tokens`;
+  return limit ? t('{used} of {limit} tokens', { used, limit: count(limit) }) : t('{n} tokens', { n: used });
 }

@@ -3,6 +3,7 @@
 import { announce } from './announce.js';
 import { find, icon } from './element.js';
 import { notify } from './notice.js';
+import { t } from './translate.js';
 
 export class Dictation {
   // `write(text)` takes the transcript.
@@ -16,7 +17,7 @@ export class Dictation {
   draw() {
     // Browsers offer no microphone to pages that are served over plain HTTP in a local network.
     this.button.hidden = !this.models.speechToText || !navigator.mediaDevices;
-    const label = this.recorder ? 'Stop recording' : 'Dictate';
+    const label = this.recorder ? t('Stop recording') : t('Dictate');
     this.button.setAttribute('aria-label', label);
     this.button.title = label;
     this.button.setAttribute('aria-pressed', String(Boolean(this.recorder)));
@@ -28,7 +29,7 @@ export class Dictation {
     try {
       microphone = await navigator.mediaDevices.getUserMedia({ audio: true });
     } catch {
-      notify('The browser allows no microphone.');
+      notify(t('The browser allows no microphone.'));
       return;
     }
     const pieces = [];
@@ -43,7 +44,7 @@ export class Dictation {
     });
     this.recorder.start();
     this.draw();
-    announce('Recording.');
+    announce(t('Recording.'));
   }
 
   async #transcribe(audio) {
@@ -51,7 +52,7 @@ export class Dictation {
     try {
       const text = await this.api.transcribe(audio, this.models.speechToText.id);
       if (text.trim()) this.write(text.trim());
-      else notify('No speech was recognised.');
+      else notify(t('No speech was recognised.'));
     } catch (error) {
       notify(error.message);
     } finally {

@@ -5,6 +5,7 @@ import { speed } from './facts.js';
 import { notify } from './notice.js';
 import { History } from './plot.js';
 import { RequestRows } from './requestrows.js';
+import { t } from './translate.js';
 
 const EVERY_MS = 1000;
 
@@ -46,7 +47,7 @@ export class EngineView {
     const detail = value ? healthDetail(value) : reason.message;
     box.replaceChildren(
       element('span', { class: 'lamp' }),
-      element('strong', {}, isReady ? 'Ready' : 'Not ready'),
+      element('strong', {}, isReady ? t('Ready') : t('Not ready')),
       element('span', { class: 'detail' }, detail),
     );
   }
@@ -59,7 +60,7 @@ export class EngineView {
     this.rows.show(requests);
     const note = find('engine-note');
     note.hidden = requests.length > 0;
-    note.textContent = reason ? reason.message : 'Nothing is running.';
+    note.textContent = reason ? reason.message : t('Nothing is running.');
   }
 
   async #cancel(id) {
@@ -74,7 +75,7 @@ export class EngineView {
 
 function healthDetail({ detail, running, queued }) {
   const parts = typeof detail === 'string' && detail ? [detail] : [];
-  if (Number.isFinite(running)) parts.push(`${running} running`);
-  if (Number.isFinite(queued)) parts.push(`${queued} waiting`);
+  if (Number.isFinite(running)) parts.push(t('{n} running', { n: running }));
+  if (Number.isFinite(queued)) parts.push(t('{n} waiting', { n: queued }));
   return parts.join(' · ');
 }

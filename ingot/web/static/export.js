@@ -1,6 +1,7 @@
 // A conversation as a file to keep: JSON with all its versions, or Markdown to read, as it is shown.
 
 import { thread } from './thread.js';
+import { t } from './translate.js';
 
 export function exportJson(conversation) {
   download(conversation, 'json', 'application/json', `${JSON.stringify(conversation, null, 2)}\n`);
@@ -13,10 +14,10 @@ export function exportMarkdown(conversation) {
 export function asMarkdown(conversation) {
   const { title, system } = conversation;
   const parts = [`# ${title}`];
-  if (system.trim()) parts.push(`**System**\n\n${system.trim()}`);
+  if (system.trim()) parts.push(`**${t('System')}**\n\n${system.trim()}`);
   for (const { role, content, media = [] } of thread(conversation)) {
     const text = [...media.map(({ name }) => `[${name}]`), content.trim()].filter(Boolean).join('\n\n');
-    parts.push(`**${role === 'user' ? 'You' : 'Assistant'}**\n\n${text}`);
+    parts.push(`**${role === 'user' ? t('You') : t('Assistant')}**\n\n${text}`);
   }
   return `${parts.join('\n\n')}\n`;
 }

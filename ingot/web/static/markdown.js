@@ -6,6 +6,7 @@ import { copyFrom } from './clipboard.js';
 import { element, iconButton } from './element.js';
 import { parseInline } from './inline.js';
 import { mathView } from './math.js';
+import { t } from './translate.js';
 
 const MAX_INLINE_DEPTH = 12;
 const MAX_HEADING = 6;
@@ -45,7 +46,7 @@ export function renderItem({ checked, blocks }, loose) {
     block.type === 'paragraph' && !loose ? renderInline(block.text) : renderBlock(block),
   );
   if (checked === null) return element('li', {}, ...children);
-  const label = checked ? 'Done' : 'Not done';
+  const label = checked ? t('Done') : t('Not done');
   const box = element('input', { type: 'checkbox', disabled: true, checked, 'aria-label': label });
   return element('li', { class: 'task' }, box, ...children);
 }
@@ -57,8 +58,8 @@ function renderTable({ align, head, rows }) {
     element('thead', {}, renderRow(head, align, 'th')),
     element('tbody', {}, ...rows.map((row) => renderRow(row, align))),
   );
-  const copy = iconButton('copy', 'Copy table', () => copyFrom(copy, tabbed(table)));
-  return element('div', { class: 'table', tabindex: '0', role: 'region', 'aria-label': 'Table' }, table, copy);
+  const copy = iconButton('copy', t('Copy table'), () => copyFrom(copy, tabbed(table)));
+  return element('div', { class: 'table', tabindex: '0', role: 'region', 'aria-label': t('Table') }, table, copy);
 }
 
 // A table as spreadsheets take it, with the source of formulas.

@@ -2,16 +2,17 @@
 
 import { element, icon } from './element.js';
 import { bytes } from './facts.js';
+import { t } from './translate.js';
 
 const MOST_BYTES = 20 * 1024 * 1024;
 const MOST_TEXT_BYTES = 1024 * 1024;
-const WORDS = { image: 'images', video: 'videos', pdf: 'PDFs', audio: 'audio', text: 'text files' };
+const WORDS = { image: t('images'), video: t('videos'), pdf: t('PDFs'), audio: t('audio'), text: t('text files') };
 
-export const wordOf = (kind) => WORDS[kind] ?? 'such files';
+export const wordOf = (kind) => WORDS[kind] ?? t('such files');
 
 // Resolves to {kind, name, blob}; throws an Error whose message can be shown.
 export async function mediumOf(file) {
-  if (file.size > MOST_BYTES) throw new Error(`${file.name} is larger than ${bytes(MOST_BYTES)}.`);
+  if (file.size > MOST_BYTES) throw new Error(t('{name} is larger than {size}.', { name: file.name, size: bytes(MOST_BYTES) }));
   return { kind: await kindOf(file), name: file.name, blob: file };
 }
 
@@ -19,8 +20,8 @@ async function kindOf(file) {
   const kind = ['image', 'video', 'audio'].find((each) => file.type.startsWith(`${each}/`) && file.type !== 'image/svg+xml');
   if (kind) return kind;
   if (file.type === 'application/pdf') return 'pdf';
-  if (file.size > MOST_TEXT_BYTES) throw new Error(`${file.name} is larger than ${bytes(MOST_TEXT_BYTES)}, the most of a text.`);
-  if ((await textOf(file)) === null) throw new Error(`${file.name} is no image, video, audio, PDF or text.`);
+  if (file.size > MOST_TEXT_BYTES) throw new Error(t('{name} is larger than {size}, the most of a text.', { name: file.name, size: bytes(MOST_TEXT_BYTES) }));
+  if ((await textOf(file)) === null) throw new Error(t('{name} is no image, video, audio, PDF or text.', { name: file.name }));
   return 'text';
 }
 
@@ -36,14 +37,14 @@ async function textOf(blob) {
 
 // `url` resolves to an address for the file, or to null where it is not stored here.
 export function mediumView({ kind, name, size }, url) {
-  if (kind !== 'image' && kind !== 'video' && kind !== 'audio') return chip(name, size, kind === 'pdf' ? 'PDF' : 'Text');
+  if (kind !== 'image' && kind !== 'video' && kind !== 'audio') return chip(name, size, kind === 'pdf' ? 'PDF' : t('Text'));
   const view =
     kind === 'image'
       ? element('img', { class: 'medium', alt: name })
       : element(kind, { class: 'medium', controls: true, 'aria-label': name });
   url.then((address) => {
     if (address) view.src = address;
-    else view.replaceWith(element('span', { class: 'medium missing' }, `${name} (not stored in this browser)`));
+    else view.replaceWith(element('span', { class: 'medium missing' }, t('{name} (not stored in this browser)', { name })));
   });
   return view;
 }
@@ -61,7 +62,7 @@ export async function contentOf({ content, media = [] }, read) {
 }
 
 async function partOf({ kind, name }, blob) {
-  if (!blob) throw new Error(`${name} is not stored in this browser any more. Delete the message, or attach the file again.`);
+  if (!blob) throw new Error(t('{name} is not stored in this browser any more. Delete the message, or attach the file again.', { name }));
   if (kind === 'text') return { type: 'input_text', text: fenced(name, await textOf(blob)) };
   const url = await dataUrl(blob);
   if (kind === 'pdf') return { type: 'input_file', filename: name, file_data: url };
@@ -80,7 +81,7 @@ function dataUrl(blob) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Error('A file cannot be read.'));
+    reader.onerror = () => reject(new Error(t('A file cannot be read.')));
     reader.readAsDataURL(blob);
   });
 }

@@ -1,11 +1,13 @@
 // The figures of all loaded models, added up.
 
+import { t } from './translate.js';
+
 const sum = (engines, figure) => engines.reduce((total, engine) => total + figure(engine), 0);
 
 export function merged(engines) {
   const names = [...new Set(engines.flatMap(({ totals }) => Object.keys(totals)))];
   return {
-    title: engines.map(({ model, device, formats }) => `${model} on ${device}, ${formats}`).join('\n'),
+    title: engines.map(({ model, device, formats }) => t('{model} on {device}, {formats}', { model, device, formats })).join('\n'),
     running: sum(engines, ({ running }) => running),
     waiting: sum(engines, ({ waiting }) => waiting),
     totals: Object.fromEntries(names.map((name) => [name, sum(engines, ({ totals }) => totals[name])])),

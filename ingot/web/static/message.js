@@ -3,12 +3,15 @@
 import { announce, announceBlocks } from './announce.js';
 import { copyFrom } from './clipboard.js';
 import { element, icon, iconButton } from './element.js';
-import { describe } from './facts.js';
+import { decimal, describe } from './facts.js';
+import { tokensView } from './format.js';
 import { growing, isSend } from './field.js';
 import { LiveMarkdown } from './live.js';
 import { mediumView } from './media.js';
 import { Pace } from './pace.js';
 import { receiptView } from './receipt.js';
+import { callViews } from './tools.js';
+import { t } from './translate.js';
 
 export function messageView(message, actions) {
   return message.role === 'user' ? new QuestionView(message, actions) : new AnswerView(message, actions);
@@ -27,11 +30,11 @@ class QuestionView {
       'div',
       { class: 'tools' },
       this.versions.node,
-      iconButton('edit', 'Edit message', () => this.edit()),
-      copyButton('Copy message', message),
-      iconButton('delete', 'Delete message', () => actions.remove(message)),
+      iconButton('edit', t('Edit message'), () => this.edit()),
+      copyButton(t('Copy message'), message),
+      iconButton('delete', t('Delete message'), () => actions.remove(message)),
     );
-    this.node = element('article', { class: 'message question' }, heading('You said:'), this.media, this.bubble, this.tools);
+    this.node = element('article', { class: 'message question' }, heading(t('You said:')), this.media, this.bubble, this.tools);
   }
 
   offer(versions) {
@@ -39,14 +42,14 @@ class QuestionView {
   }
 
   edit() {
-    const field = element('textarea', { 'aria-label': 'Edit message', rows: '1' });
+    const field = element('textarea', { 'aria-label': t('Edit message'), rows: '1' });
     field.value = this.message.content;
     const form = element(
       'form',
       { class: 'editor' },
       field,
-      element('button', { type: 'button', class: 'secondary', onclick: () => this.#close(form) }, 'Cancel'),
-      element('button', { class: 'primary' }, 'Send'),
+      element('button', { type: 'button', class: 'secondary', onclick: () => this.#close(form) }, t('Cancel')),
+      element('button', { class: 'primary' }, t('Send')),
     );
     form.addEventListener('submit', (event) => {
       event.preventDefault();
@@ -76,33 +79,37 @@ class AnswerView {
   constructor(message, actions) {
     this.message = message;
     this.thought = element('p', {});
-    this.summary = element('summary', {}, 'Thinking');
+    this.summary = element('summary', {}, t('Thinking'));
     this.thinking = element('details', { class: 'thinking', hidden: true }, this.summary, this.thought);
+    this.calls = element('div', { class: 'calls', hidden: true });
+    this.decide = (request, isAllowed) => actions.decide(message, request, isAllowed);
+    this.loading = actions.loading;
     this.body = element('div', { class: 'prose' });
     this.problem = element('div', { class: 'problem', role: 'alert', hidden: true });
     this.facts = element('span', { class: 'facts' });
-    this.copy = copyButton('Copy answer', message);
+    this.copy = copyButton(t('Copy answer'), message);
     this.speak = speakButton(actions.speaker, () => this.body.innerText);
     this.speaker = actions.speaker;
     this.versions = new Versions(message, actions.show);
-    this.about = iconButton('receipt', 'About this answer', () => this.#toggleReceipt(), { 'aria-expanded': 'false' });
+    this.about = iconButton('receipt', t('About this answer'), () => this.#toggleReceipt(), { 'aria-expanded': 'false' });
     this.tools = element(
       'div',
       { class: 'tools' },
       this.versions.node,
       this.copy,
       this.speak,
-      iconButton('retry', 'Retry', () => actions.retry(message)),
+      iconButton('retry', t('Retry'), () => actions.retry(message)),
       this.about,
-      iconButton('branch', 'New conversation from here', () => actions.branch(message)),
-      iconButton('delete', 'Delete answer', () => actions.remove(message)),
+      iconButton('branch', t('New conversation from here'), () => actions.branch(message)),
+      iconButton('delete', t('Delete answer'), () => actions.remove(message)),
     );
     this.foot = element('footer', {}, this.facts, this.tools);
     this.node = element(
       'article',
       { class: 'message answer' },
-      heading('Answer:'),
+      heading(t('Answer:')),
       this.thinking,
+      this.calls,
       this.body,
       this.problem,
       this.foot,
@@ -130,6 +137,7 @@ class AnswerView {
   offer(versions) {
     if (versions) this.versions.draw(versions);
     const { state, content } = this.message;
+    if (state === 'streaming' && !content && !this.message.isLost) this.facts.textContent = this.loading();
     this.speak.hidden = content === '' || state === 'streaming' || !this.speaker.isOffered;
   }
 
@@ -138,13 +146,24 @@ class AnswerView {
     const shown = this.foot.querySelector('.receipt');
     if (shown) shown.remove();
     else this.foot.append(receiptView(this.message));
+    if (!shown && this.message.logprobs) this.foot.querySelector('.receipt').append(element('li', {}, tokensView(this.message.logprobs)));
     this.about.setAttribute('aria-expanded', String(!shown));
+  }
+
+  #drawCalls() {
+    const { items, state } = this.message;
+    const drawn = `${state} ${JSON.stringify(items)}`;
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    this.calls.hidden = !items;
+    this.calls.replaceChildren(...callViews(this.message, this.decide));
   }
 
   #draw() {
     const isStreaming = this.message.state === 'streaming';
     this.thought.textContent = this.message.thinking ?? '';
-    const finished = this.markdown.update(this.message.content, !isStreaming);
+    const { content, isJson } = this.message;
+    const finished = this.markdown.update(isJson && content ? `\`\`\`json\n${content}${isStreaming ? '' : '\n```'}` : content, !isStreaming);
     if (this.node.isConnected) announceBlocks(finished);
   }
 
@@ -155,23 +174,24 @@ class AnswerView {
     this.node.classList.toggle('waiting', state === 'streaming' && content === '' && !thinking);
     this.thinking.hidden = !thinking;
     this.thinking.classList.toggle('going', isThinking);
-    this.facts.textContent = state === 'streaming' ? (isLost ? 'Connection lost. The answer goes on; reconnecting…' : '') : describe(this.message);
+    this.facts.textContent = state === 'streaming' ? (isLost ? t('Connection lost. The answer goes on; reconnecting…') : '') : describe(this.message);
     this.problem.hidden = state !== 'failed';
     this.copy.hidden = content === '';
     this.about.hidden = !receipt;
-    this.summary.textContent = isThinking ? 'Thinking' : `Thought${facts.thinkingMs ? ` for ${(facts.thinkingMs / 1000).toFixed(1)} s` : ''}`;
+    this.#drawCalls();
+    this.summary.textContent = isThinking ? t('Thinking') : facts.thinkingMs ? t('Thought for {seconds} s', { seconds: decimal(facts.thinkingMs / 1000, 1) }) : t('Thought');
     this.offer();
     if (state === 'failed') this.problem.replaceChildren(...problem(error, this.retry));
-    if (state === 'stopped' && this.node.isConnected) announce('Stopped.');
+    if (state === 'stopped' && this.node.isConnected) announce(t('Stopped.'));
   }
 }
 
 function problem(error, retry) {
-  const wait = error.retryAfter ? ` Retry in ${error.retryAfter} s.` : '';
+  const wait = error.retryAfter ? ` ${t('Retry in {seconds} s.', { seconds: error.retryAfter })}` : '';
   return [
     icon('warning'),
     element('p', {}, error.text + wait),
-    element('button', { type: 'button', class: 'secondary', onclick: retry }, 'Try again'),
+    element('button', { type: 'button', class: 'secondary', onclick: retry }, t('Try again')),
   ];
 }
 
@@ -180,8 +200,8 @@ class Versions {
   constructor(message, show) {
     this.message = message;
     this.count = element('span', {});
-    this.earlier = iconButton('left', 'Version before', () => this.#step(show, -1));
-    this.later = iconButton('right', 'Version after', () => this.#step(show, 1));
+    this.earlier = iconButton('left', t('Version before'), () => this.#step(show, -1));
+    this.later = iconButton('right', t('Version after'), () => this.#step(show, 1));
     this.node = element('span', { class: 'versions', hidden: true }, this.earlier, this.count, this.later);
   }
 
@@ -189,7 +209,7 @@ class Versions {
     this.all = versions;
     const at = versions.indexOf(this.message);
     this.node.hidden = versions.length < 2;
-    this.count.textContent = `${at + 1} of ${versions.length}`;
+    this.count.textContent = t('{n} of {all}', { n: at + 1, all: versions.length });
     this.earlier.disabled = at === 0;
     this.later.disabled = at === versions.length - 1;
   }
@@ -210,10 +230,10 @@ function copyButton(label, message) {
 
 // `text()` is what is to be read.
 function speakButton(speaker, text) {
-  const button = iconButton('speaker', 'Read aloud', () => speaker.toggle(text(), show), { 'aria-pressed': 'false' });
+  const button = iconButton('speaker', t('Read aloud'), () => speaker.toggle(text(), show), { 'aria-pressed': 'false' });
   const show = (isSpeaking) => {
     button.replaceChildren(icon(isSpeaking ? 'stop' : 'speaker'));
-    button.setAttribute('aria-label', isSpeaking ? 'Stop reading' : 'Read aloud');
+    button.setAttribute('aria-label', isSpeaking ? t('Stop reading') : t('Read aloud'));
     button.setAttribute('aria-pressed', String(isSpeaking));
   };
   return button;

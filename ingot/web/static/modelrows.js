@@ -4,10 +4,12 @@ import { element } from './element.js';
 import { bytes, count } from './facts.js';
 import { contextOf } from './models.js';
 import { Rows } from './requestrows.js';
+import { t } from './translate.js';
 
 export const MOVES = { unloaded: 'load', failed: 'load', loaded: 'unload' };
-const SEEN = { image: 'images', video: 'video' };
-const WORDS = { load: 'Load', unload: 'Unload' };
+const SEEN = { image: t('images'), video: t('video') };
+const STATES = { loaded: t('loaded'), unloaded: t('unloaded'), loading: t('loading'), unloading: t('unloading'), failed: t('failed') };
+const KINDS = { embedding: t('embedding'), rerank: t('rerank'), audio: t('speech to text'), speech: t('text to speech') };
 
 export class ModelRows extends Rows {
   // `change(id, what)` is called with "load" or "unload".
@@ -38,17 +40,22 @@ class ModelRow {
     this.what = model.kind && mayChange ? MOVES[model.state] : undefined;
     this.button.hidden = !this.what;
     if (!this.what) return;
-    this.button.textContent = WORDS[this.what];
-    this.button.setAttribute('aria-label', `${WORDS[this.what]} ${this.id}`);
+    labelMove(this.button, this.what, this.id);
   }
+}
+
+// Says on a button what it does to a model.
+export function labelMove(button, what, id) {
+  button.textContent = what === 'load' ? t('Load') : t('Unload');
+  button.setAttribute('aria-label', what === 'load' ? t('Load {model}', { model: id }) : t('Unload {model}', { model: id }));
 }
 
 // What is known of a model, in a line.
 export function describeModel({ state, kind, progress, failure, memory_bytes: memory, input_modalities: modalities = [], ...card }) {
-  const name = typeof state === 'string' ? state : 'loaded';
+  const name = STATES[state ?? 'loaded'] ?? state;
   const share = typeof progress === 'number' ? ` ${Math.round(100 * progress)}%` : '';
   const context = contextOf(card);
   const seen = modalities.map((each) => SEEN[each]).filter(Boolean).join(', ');
-  const facts = [kind && kind !== 'chat' ? kind : null, `${name}${share}`, context && `${count(context)} tokens`, seen, memory ? bytes(memory) : null, failure];
+  const facts = [kind && kind !== 'chat' ? (KINDS[kind] ?? kind) : null, `${name}${share}`, context && t('{n} tokens', { n: count(context) }), seen, memory ? bytes(memory) : null, failure];
   return facts.filter(Boolean).join(' · ');
 }

@@ -1,5 +1,7 @@
 // Which models the server has, which one answers, and what that one takes.
 
+import { t } from './translate.js';
+
 const POLL_MS = 1000; // while a model is loaded or unloaded
 
 export class Models {
@@ -50,6 +52,14 @@ export class Models {
     return this.list.filter((card) => card.id !== this.chosen && this.#takes(card, kind)).map(({ id }) => id);
   }
 
+  // How far the model is loaded that answers wait for, or '' where nothing waits.
+  get loading() {
+    const { state, progress, id } = this.card ?? {};
+    if (state !== 'loading') return '';
+    const share = typeof progress === 'number' ? ` ${Math.round(100 * progress)}%` : '';
+    return t('Loading {model}…', { model: id }) + share;
+  }
+
   async load() {
     clearTimeout(this.timer);
     try {
@@ -74,6 +84,19 @@ export class Models {
     await this.load();
   }
 
+  // Fetches a model that is not there yet.
+  async add(id) {
+    const done = this.api.addModel(id);
+    const isAdded = await Promise.race([done.then(() => true, () => true), pause()]);
+    if (!isAdded) await this.load(); // and follows how far it is
+    await done.finally(() => this.load());
+  }
+
+  // Whether models come and go while the server runs.
+  get mayGrow() {
+    return this.state.mayChange && this.list.some(({ kind }) => kind);
+  }
+
   // Whether the key is the administrator's: the engine's figures are for that one.
   async askRights() {
     const live = await this.api.live().catch(() => ({}));
@@ -96,6 +119,10 @@ export class Models {
     if (kind === 'audio') return Boolean(this.speechToText);
     return modalities.includes(kind) || ((kind === 'video' || kind === 'pdf') && modalities.includes('image'));
   }
+}
+
+function pause() {
+  return new Promise((resolve) => setTimeout(resolve, POLL_MS));
 }
 
 export function contextOf(card) {

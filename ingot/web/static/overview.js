@@ -11,6 +11,8 @@ import { notify } from './notice.js';
 import { History } from './plot.js';
 import { RequestRows } from './requestrows.js';
 import { Timeline } from './timeline.js';
+import { Workbench } from './workbench.js';
+import { t, translatePage } from './translate.js';
 
 const EVERY_MS = 1000;
 const SLOWLY = 5; // polls between two of what changes rarely
@@ -20,6 +22,7 @@ class Overview {
     this.api = api;
     this.rows = new RequestRows(find('engine-requests'), (id) => this.#cancel(id));
     this.models = new ModelRows(find('models'), (id, what) => this.#changeModel(id, what));
+    this.workbench = new Workbench(api);
     this.isWhole = false; // whether the key shows the whole engine
     this.timeline = new Timeline(find('timeline'), document.querySelector('.legend'));
     this.plots = Object.fromEntries(['answer', 'computed', 'waiting'].map((name) => [name, new History(find(`${name}-plot`))]));
@@ -38,7 +41,9 @@ class Overview {
         drawTree(find('tree'), await this.api.cacheTree(signal()));
       }
       if (this.turn % SLOWLY === 0 || this.models.isMoving) {
-        this.models.show(await this.api.models(), this.isWhole);
+        const models = await this.api.models();
+        this.models.show(models, this.isWhole);
+        this.workbench.show(models);
       }
       this.turn += 1;
     } catch (error) {
@@ -53,7 +58,7 @@ class Overview {
     this.rows.show(live.requests);
     const note = find('engine-note');
     note.hidden = live.requests.length > 0;
-    note.textContent = 'Nothing is running.';
+    note.textContent = t('Nothing is running.');
     this.isWhole = Boolean(live.engines);
     find('only-own').hidden = this.isWhole;
     for (const section of document.querySelectorAll('.whole')) section.hidden = !this.isWhole;
@@ -62,7 +67,7 @@ class Overview {
 
   #drawHealth(isReady, detail) {
     find('health').dataset.state = isReady ? 'ready' : 'down';
-    find('health-detail').textContent = isReady ? 'Ready' : detail;
+    find('health-detail').textContent = isReady ? t('Ready') : detail;
   }
 
   #drawEngine({ title, running, waiting, totals, memory, speculation }) {
@@ -78,7 +83,7 @@ class Overview {
     this.plots.waiting.add(waiting);
     const share = totals.prompt_tokens > 0 ? totals.cached_tokens / totals.prompt_tokens : 0;
     find('cached-share').textContent = `${Math.round(100 * share)}%`;
-    find('cached-detail').textContent = `${count(totals.cached_tokens)} of ${count(totals.prompt_tokens)} tokens`;
+    find('cached-detail').textContent = t('{used} of {limit} tokens', { used: count(totals.cached_tokens), limit: count(totals.prompt_tokens) });
     drawMemory(find('memory'), memory);
     drawSpeculation(find('speculation'), speculation);
   }
@@ -119,6 +124,7 @@ class Overview {
   }
 }
 
+translatePage();
 const dialog = new KeyDialog();
 const api = new Api(async (wasRefused) => {
   const key = await dialog.ask(wasRefused);

@@ -2,17 +2,19 @@
 
 import { element, find, icon } from './element.js';
 import { count } from './facts.js';
-import { MOVES, describeModel } from './modelrows.js';
+import { AddModel } from './addmodel.js';
+import { MOVES, describeModel, labelMove } from './modelrows.js';
 import { notify } from './notice.js';
 import { Rows } from './requestrows.js';
-
-const WORDS = { load: 'Load', unload: 'Unload' };
+import { t } from './translate.js';
 
 export class Picker {
   constructor(state, models) {
     Object.assign(this, { state, models });
     this.menu = find('model-menu');
     this.rows = new Rows(this.menu.querySelector('ul'), (id) => new Choice(id, () => this.#choose(id), models));
+    this.more = new AddModel(models);
+    this.menu.append(this.more.node);
     this.menu.addEventListener('toggle', ({ newState }) => newState === 'open' && this.#opened());
     this.menu.addEventListener('keydown', (event) => this.#move(event));
     state.watch(() => this.draw());
@@ -20,13 +22,19 @@ export class Picker {
 
   draw() {
     const { list, context } = this.models;
-    const drawn = JSON.stringify([nameOf(this.models), list.length > 1, context]);
+    const drawn = JSON.stringify([nameOf(this.models), this.#isList, context]);
     if (drawn !== this.drawn) {
-      const facts = context && element('span', { class: 'context' }, `${count(context)}-token context`);
-      find('model').replaceChildren(list.length > 1 ? this.#button() : this.#label(), ...(facts ? [facts] : []));
+      const facts = context && element('span', { class: 'context' }, t('{n}-token context', { n: count(context) }));
+      find('model').replaceChildren(this.#isList ? this.#button() : this.#label(), ...(facts ? [facts] : []));
       this.drawn = drawn;
     }
     this.rows.show(list, { chosen: this.models.chosen, mayChange: this.state.mayChange });
+    this.more.draw();
+  }
+
+  // A model that is always loaded, alone, has nothing to choose and nothing to change.
+  get #isList() {
+    return this.models.list.length > 1 || this.models.list.some(({ kind }) => kind);
   }
 
   #label() {
@@ -36,7 +44,7 @@ export class Picker {
   #button() {
     return element(
       'button',
-      { id: 'model-name', type: 'button', popovertarget: 'model-menu', 'aria-haspopup': 'dialog', title: 'Choose a model' },
+      { id: 'model-name', type: 'button', popovertarget: 'model-menu', 'aria-haspopup': 'dialog', title: t('Choose a model') },
       element('span', {}, nameOf(this.models)),
       icon('open'),
     );
@@ -53,7 +61,7 @@ export class Picker {
     const left = Math.max(8, Math.min(spot.left, innerWidth - this.menu.offsetWidth - 8));
     Object.assign(this.menu.style, { top: `${spot.bottom + 4}px`, left: `${left}px` });
     this.menu.querySelector('[aria-current]')?.focus();
-    this.models.askRights();
+    this.models.askRights().then(() => this.more.open());
     this.models.load();
   }
 
@@ -75,7 +83,7 @@ class Choice {
     this.button = element('button', attributes, element('span', { class: 'name' }, id), this.facts);
     const run = () => models.move(id, this.move).catch((error) => notify(error.message));
     this.mover = element('button', { type: 'button', class: 'link', onclick: run, hidden: true });
-    this.bar = element('progress', { max: 1, 'aria-label': `Loading ${id}`, hidden: true });
+    this.bar = element('progress', { max: 1, 'aria-label': t('Loading {model}', { model: id }), hidden: true });
     this.node = element('li', {}, this.button, this.mover, this.bar);
   }
 
@@ -85,8 +93,7 @@ class Choice {
     this.facts.textContent = describeModel(card);
     this.move = card.kind && mayChange ? MOVES[card.state] : null;
     this.mover.hidden = !this.move;
-    if (this.move) this.mover.textContent = WORDS[this.move];
-    if (this.move) this.mover.setAttribute('aria-label', `${WORDS[this.move]} ${this.id}`);
+    if (this.move) labelMove(this.mover, this.move, this.id);
     this.bar.hidden = card.state !== 'loading';
     if (typeof card.progress === 'number') this.bar.value = card.progress;
     else this.bar.removeAttribute('value');
@@ -94,6 +101,6 @@ class Choice {
 }
 
 export function nameOf({ error, list, chosen }) {
-  if (error) return error.status === 401 ? 'Key needed' : 'Not connected';
-  return list.length > 0 ? chosen : 'Connecting…';
+  if (error) return error.status === 401 ? t('Key needed') : t('Not connected');
+  return list.length > 0 ? chosen : t('Connecting…');
 }

@@ -2,6 +2,7 @@
 
 import { element, find } from './element.js';
 import { notify } from './notice.js';
+import { t } from './translate.js';
 
 const KEY = 'ingot.presets';
 
@@ -24,14 +25,14 @@ export class Presets {
       this.presets.sort((a, b) => a.name.localeCompare(b.name));
       field.value = '';
       this.#changed(name);
-      notify(`Saved as “${name}”.`);
+      notify(t('Saved as “{name}”.', { name }));
     });
     find('preset-delete').addEventListener('click', () => {
       const gone = this.#chosen;
       this.presets = this.presets.filter((preset) => preset !== gone);
       this.#changed('');
-      notify(`“${gone.name}” deleted.`, {
-        label: 'Undo',
+      notify(t('“{name}” deleted.', { name: gone.name }), {
+        label: t('Undo'),
         run: () => {
           this.presets = [...this.presets, gone];
           this.#changed(gone.name);
@@ -52,7 +53,7 @@ export class Presets {
 
   #draw(chosen) {
     const names = this.presets.map(({ name }) => element('option', { value: name, selected: name === chosen }, name));
-    this.select.replaceChildren(element('option', { value: '' }, this.presets.length > 0 ? 'Choose a preset' : 'No presets yet'), ...names);
+    this.select.replaceChildren(element('option', { value: '' }, this.presets.length > 0 ? t('Choose a preset') : t('No presets yet')), ...names);
     find('preset-delete').hidden = !this.#chosen;
   }
 }

@@ -2,21 +2,22 @@
 // speculation won.
 
 import { element } from './element.js';
-import { count } from './facts.js';
+import { count, decimal } from './facts.js';
+import { t } from './translate.js';
 
 const WHY = {
-  complete: 'That was all of it.',
-  new_turn: 'The rest is new.',
-  unseen: 'No cached prompt begins like this one.',
-  evicted: 'More of it was cached once, and made room for other prompts.',
-  checkpoint: 'More is cached, but this model can only go on from the ends of messages.',
-  salt: 'It is cached under another salt.',
-  adapter: 'It is cached for another adapter.',
-  off: 'The request turned the cache off.',
-  scored: 'The whole prompt was computed to score it.',
-  disabled: 'This server has no prompt cache.',
-  template_rewrite: 'The chat template renders an earlier answer differently than it was generated.',
-  several: 'There are several reasons.',
+  complete: t('That was all of it.'),
+  new_turn: t('The rest is new.'),
+  unseen: t('No cached prompt begins like this one.'),
+  evicted: t('More of it was cached once, and made room for other prompts.'),
+  checkpoint: t('More is cached, but this model can only go on from the ends of messages.'),
+  salt: t('It is cached under another salt.'),
+  adapter: t('It is cached for another adapter.'),
+  off: t('The request turned the cache off.'),
+  scored: t('The whole prompt was computed to score it.'),
+  disabled: t('This server has no prompt cache.'),
+  template_rewrite: t('The chat template renders an earlier answer differently than it was generated.'),
+  several: t('There are several reasons.'),
 };
 
 export function receiptView({ receipt, facts = {} }) {
@@ -26,44 +27,44 @@ export function receiptView({ receipt, facts = {} }) {
 
 function cacheLines({ cache }, { promptTokens }) {
   if (!cache) return [];
-  const from = cache.tier === 'disk' ? 'the cache on disk' : 'the cache';
+  const from = cache.tier === 'disk' ? t('the cache on disk') : t('the cache');
   const reused = cache.matched_tokens
-    ? `${count(cache.matched_tokens)} of ${count(promptTokens ?? cache.matched_tokens)} prompt tokens came from ${from}.`
-    : 'Nothing of the prompt came from the cache.';
-  const codec = cache.codec && cache.codec !== 'raw' ? ` They were compressed as ${cache.codec}.` : '';
+    ? t('{n} of {all} prompt tokens came from {cache}.', { n: count(cache.matched_tokens), all: count(promptTokens ?? cache.matched_tokens), cache: from })
+    : t('Nothing of the prompt came from the cache.');
+  const codec = cache.codec && cache.codec !== 'raw' ? ` ${t('They were compressed as {codec}.', { codec: cache.codec })}` : '';
   return [`${reused}${codec} ${why(cache)}`.trim()];
 }
 
 function why({ reason, diverged }) {
   if (!diverged) return WHY[reason] ?? '';
-  const place = diverged.message === null ? 'The prompt' : `Message ${diverged.message + 1} (${diverged.role})`;
-  const differs = `differs from the cached one after ${count(diverged.character)} characters: “${diverged.ours.trim()}”, not “${diverged.theirs.trim()}”.`;
+  const place = diverged.message === null ? t('The prompt') : t('Message {n} ({role})', { n: diverged.message + 1, role: diverged.role });
+  const differs = t('differs from the cached one after {n} characters: “{ours}”, not “{theirs}”.', { n: count(diverged.character), ours: diverged.ours.trim(), theirs: diverged.theirs.trim() });
   return reason === 'template_rewrite' ? `${WHY[reason]} ${place} ${differs}` : `${place} ${differs}`;
 }
 
 function timeLines(timing) {
   if (!timing) return [];
   const { queue_s: queued, prefill_s: prefill, decode_s: decode } = timing;
-  return [`${seconds(queued)} in the queue, ${seconds(prefill)} to read the prompt, ${seconds(decode)} to write the answer.`];
+  return [t('{queued} in the queue, {prefill} to read the prompt, {decode} to write the answer.', { queued: seconds(queued), prefill: seconds(prefill), decode: seconds(decode) })];
 }
 
 function speculationLines(speculation) {
   if (!speculation || speculation.passes === 0) return [];
   const { proposed, accepted, tokens_per_pass: each } = speculation;
-  if (!proposed) return ['No draft tokens were proposed.'];
+  if (!proposed) return [t('No draft tokens were proposed.')];
   const share = Math.round((100 * accepted) / proposed);
-  return [`${count(accepted)} of ${count(proposed)} draft tokens were accepted (${share}%): ${each.toFixed(1)} tokens per pass, instead of one.`];
+  return [t('{accepted} of {proposed} draft tokens were accepted ({share}%): {perPass} tokens per pass, instead of one.', { accepted: count(accepted), proposed: count(proposed), share, perPass: decimal(each, 1) })];
 }
 
 function otherLines({ specprefill, adapter, ignored = [], calls_in_thinking: calls }) {
   return [
-    specprefill?.reason === undefined && specprefill ? 'Only the important part of the prompt was computed (specprefill).' : null,
-    adapter ? `Written with the adapter ${adapter}.` : null,
-    calls ? `${count(calls)} tool calls were found within the thinking.` : null,
-    ignored.length > 0 ? `Without effect: ${ignored.join(', ')}.` : null,
+    specprefill?.reason === undefined && specprefill ? t('Only the important part of the prompt was computed (specprefill).') : null,
+    adapter ? t('Written with the adapter {adapter}.', { adapter }) : null,
+    calls ? t('{n} tool calls were found within the thinking.', { n: count(calls) }) : null,
+    ignored.length > 0 ? t('Without effect: {fields}.', { fields: ignored.join(', ') }) : null,
   ].filter(Boolean);
 }
 
 function seconds(value) {
-  return `${value.toFixed(2)} s`;
+  return `${decimal(value, 2)} s`;
 }

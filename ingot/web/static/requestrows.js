@@ -1,9 +1,10 @@
 // The requests that wait and run, a row each, with a button that ends one.
 
 import { element, iconButton } from './element.js';
-import { count, speed } from './facts.js';
+import { count, decimal, speed } from './facts.js';
+import { t } from './translate.js';
 
-const PHASES = { queued: 'Waiting', prefill: 'Reading', decode: 'Writing' };
+const PHASES = { queued: t('Waiting'), prefill: t('Prefill'), decode: t('Decode') };
 
 // Rows are kept by id, so that a focused button stays where it is. `create(id)` makes a row with a `node` and `update`.
 export class Rows {
@@ -41,10 +42,10 @@ class RequestRow {
   constructor(id, cancel) {
     this.phase = element('span', { class: 'phase' });
     this.speed = element('span', { class: 'speed' });
-    this.bar = element('progress', { max: '1', 'aria-label': 'Progress' });
+    this.bar = element('progress', { max: '1', 'aria-label': t('Progress') });
     this.detail = element('span', { class: 'detail' });
     const name = element('code', { title: id }, id);
-    const stop = iconButton('close', `Cancel ${id}`, () => cancel(id));
+    const stop = iconButton('close', t('Cancel {id}', { id }), () => cancel(id));
     const head = element('div', { class: 'head' }, this.phase, name, this.speed, stop);
     this.node = element('li', {}, head, this.bar, this.detail);
   }
@@ -53,12 +54,12 @@ class RequestRow {
     const { phase, tokens_per_second: perSecond = 0, preemptions = 0 } = request;
     this.phase.textContent = PHASES[phase] ?? phase;
     this.phase.dataset.phase = phase;
-    this.speed.textContent = phase === 'decode' ? `${speed(perSecond)} tok/s` : '';
+    this.speed.textContent = phase === 'decode' ? t('{n} tokens/s', { n: speed(perSecond) }) : '';
     const { done, all } = progress(request);
     this.bar.value = all > 0 ? Math.min(1, done / all) : 0;
-    const again = preemptions > 0 ? ` · preempted ${preemptions}×` : '';
-    const unit = phase === 'decode' ? 'new tokens' : 'prompt tokens';
-    this.detail.textContent = `${count(done)} of ${count(all)} ${unit} · ${age(request).toFixed(1)} s${again}`;
+    const again = preemptions > 0 ? ` · ${t('preempted {n}×', { n: preemptions })}` : '';
+    const unit = phase === 'decode' ? t('new tokens') : t('prompt tokens');
+    this.detail.textContent = `${t('{n} of {all}', { n: count(done), all: count(all) })} ${unit} · ${decimal(age(request), 1)} s${again}`;
   }
 }
 

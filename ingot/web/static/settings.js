@@ -2,6 +2,7 @@
 // and then the server's own default holds.
 
 import { element, find } from './element.js';
+import { t } from './translate.js';
 
 const KEY = 'ingot.sampling';
 
@@ -10,72 +11,72 @@ const KEY = 'ingot.sampling';
 const CONTROLS = [
   {
     name: 'temperature',
-    label: 'Temperature',
-    hint: 'Lower is steadier, higher is freer',
+    label: t('Temperature'),
+    hint: t('Lower is steadier, higher is freer'),
     bounds: { min: 0, max: 2, step: 0.05 },
     neutral: 1,
     initial: 0.7,
   },
   {
     name: 'top_p',
-    label: 'Top p',
-    hint: 'Keep the likeliest tokens up to this share',
+    label: t('Top p'),
+    hint: t('Keep the likeliest tokens up to this share'),
     bounds: { min: 0, max: 1, step: 0.01 },
     neutral: 1,
     initial: 0.95,
   },
   {
     name: 'top_k',
-    label: 'Top k',
-    hint: 'Keep this many tokens; 0 keeps all',
+    label: t('Top k'),
+    hint: t('Keep this many tokens; 0 keeps all'),
     bounds: { min: 0, max: 1_000_000, step: 1 },
   },
   {
     name: 'min_p',
-    label: 'Min p',
-    hint: 'Drop tokens below this share of the likeliest',
+    label: t('Min p'),
+    hint: t('Drop tokens below this share of the likeliest'),
     bounds: { min: 0, max: 1, step: 0.01 },
     neutral: 0,
   },
   {
     name: 'presence_penalty',
-    label: 'Presence penalty',
-    hint: 'Against anything said before',
+    label: t('Presence penalty'),
+    hint: t('Against anything said before'),
     bounds: { min: -2, max: 2, step: 0.1 },
     neutral: 0,
   },
   {
     name: 'frequency_penalty',
-    label: 'Frequency penalty',
-    hint: 'Against what was said often',
+    label: t('Frequency penalty'),
+    hint: t('Against what was said often'),
     bounds: { min: -2, max: 2, step: 0.1 },
     neutral: 0,
   },
   {
     name: 'repetition_penalty',
-    label: 'Repetition penalty',
-    hint: '1 is off',
+    label: t('Repetition penalty'),
+    hint: t('1 is off'),
     bounds: { min: 0.01, max: 10, step: 0.05 },
     neutral: 1,
     reach: { min: 0.5, max: 2 },
   },
   {
     name: 'max_output_tokens',
-    label: 'Max tokens',
-    hint: 'Longest answer; empty: until it ends',
+    label: t('Max tokens'),
+    hint: t('Longest answer; empty: until it ends'),
     bounds: { min: 1, max: 16_777_216, step: 1 },
   },
   {
     name: 'seed',
-    label: 'Seed',
-    hint: 'Same seed, same text; empty: random',
+    label: t('Seed'),
+    hint: t('Same seed, same text; empty: random'),
     bounds: { min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
   },
 ];
 
 export class Settings {
-  constructor(api, state, models, { onSystem, onKey, reveal }) {
-    Object.assign(this, { state, models, reveal });
+  constructor(api, state, models, format, { onSystem, onKey, reveal }) {
+    Object.assign(this, { state, models, format, reveal });
     this.form = find('sampling');
     this.form.append(...CONTROLS.map((control) => this.#row(control)));
     this.form.addEventListener('submit', (event) => event.preventDefault());
@@ -98,7 +99,7 @@ export class Settings {
     const recommended = this.models.card?.default_sampling_params ?? {};
     if (JSON.stringify(recommended) === JSON.stringify(this.recommended)) return;
     this.recommended = recommended;
-    for (const { name } of CONTROLS) this.#input(name).placeholder = recommended[name] ?? 'default';
+    for (const { name } of CONTROLS) this.#input(name).placeholder = recommended[name] ?? t('default');
     if (!stored()) this.#fill(this.#initial());
   }
 
@@ -116,9 +117,10 @@ export class Settings {
 
   // Shows what is wrong instead of sending something else than what is shown.
   isValid() {
-    if (this.form.checkValidity()) return true;
+    if (this.form.checkValidity() && this.format.isValid()) return true;
     this.reveal();
     this.form.reportValidity();
+    this.format.report();
     return false;
   }
 
@@ -135,7 +137,7 @@ export class Settings {
       type: 'number',
       step: isWhole ? 1 : 'any',
       inputmode: isWhole ? 'numeric' : 'decimal',
-      placeholder: 'default',
+      placeholder: t('default'),
       'aria-describedby': `hint-${name}`,
     });
     input.addEventListener('input', () => this.#store());
@@ -150,7 +152,7 @@ export class Settings {
   }
 
   #slider(input, label, bounds, neutral) {
-    const slider = element('input', { ...bounds, type: 'range', 'aria-label': `${label}, slider` });
+    const slider = element('input', { ...bounds, type: 'range', 'aria-label': t('{label}, slider', { label }) });
     const follow = () => {
       slider.value = input.value || neutral;
       slider.classList.toggle('unset', input.value === '');

@@ -2,6 +2,7 @@
 
 import { element, find, icon } from './element.js';
 import { exportJson, exportMarkdown } from './export.js';
+import { t } from './translate.js';
 
 const AROUND = 24; // characters that are shown on both sides of what was found
 const DAY = 24 * 60 * 60 * 1000;
@@ -21,37 +22,41 @@ export class Sidebar {
 
   draw() {
     if (this.list.querySelector('form')) return; // a title is being edited
+    const wanted = this.search.value.trim().toLowerCase();
+    const shown = this.chat.store.list().map((each) => this.#factsOf(each, wanted)).filter(({ hit }) => hit !== null);
+    const drawn = JSON.stringify([shown, wanted]);
+    if (drawn === this.drawn) return; // what is about to be clicked stays where it is
+    this.drawn = drawn;
     const focused = document.activeElement?.dataset?.conversation;
     const rows = [];
-    let group = null;
-    const wanted = this.search.value.trim().toLowerCase();
-    for (const conversation of this.chat.store.list()) {
-      const hit = wanted ? foundIn(conversation, wanted) : '';
-      if (hit === null) continue;
-      const age = ageOf(conversation.updated);
-      if (age !== group) rows.push(element('li', { class: 'age' }, age));
-      group = age;
-      rows.push(this.#row(conversation, hit));
+    for (const [at, facts] of shown.entries()) {
+      if (facts.age !== shown[at - 1]?.age) rows.push(element('li', { class: 'age' }, facts.age));
+      rows.push(this.#row(facts));
     }
-    if (wanted && rows.length === 0) rows.push(element('li', { class: 'age' }, 'Nothing found'));
+    if (wanted && rows.length === 0) rows.push(element('li', { class: 'age' }, t('Nothing found')));
     this.list.replaceChildren(...rows);
     if (focused) this.list.querySelector(`[data-conversation="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  #row(conversation, hit) {
-    const isCurrent = conversation === this.chat.current;
-    const isBusy = this.state.answers.has(conversation.id);
+  #factsOf(conversation, wanted) {
+    const { id, title, updated } = conversation;
+    const hit = wanted ? foundIn(conversation, wanted) : '';
+    return { id, title, hit, age: ageOf(updated), isCurrent: conversation === this.chat.current, isBusy: this.state.answers.has(id) };
+  }
+
+  #row({ id, title, hit, isCurrent, isBusy }) {
+    const conversation = () => this.chat.store.conversations.get(id); // another tab may have written it anew
     const open = element(
       'button',
       {
         type: 'button',
         class: 'title',
-        title: conversation.title,
+        title,
         'aria-current': isCurrent ? 'true' : null,
-        'data-conversation': conversation.id,
-        onclick: () => this.#go(() => this.chat.open(conversation)),
+        'data-conversation': id,
+        onclick: () => this.#go(() => this.chat.open(conversation())),
       },
-      conversation.title,
+      title,
       hit ? element('span', { class: 'hit' }, hit) : null,
     );
     const more = element(
@@ -59,13 +64,13 @@ export class Sidebar {
       {
         type: 'button',
         class: 'quiet more',
-        'aria-label': `More for ${conversation.title}`,
+        'aria-label': t('More for {title}', { title }),
         'aria-haspopup': 'menu',
-        onclick: () => this.#openMenu(conversation, more),
+        onclick: () => this.#openMenu(conversation(), more),
       },
       icon('more'),
     );
-    const dot = isBusy ? element('span', { class: 'busy', role: 'img', 'aria-label': 'being answered' }) : null;
+    const dot = isBusy ? element('span', { class: 'busy', role: 'img', 'aria-label': t('being answered') }) : null;
     return element('li', { class: isCurrent ? 'current' : '' }, open, dot, more);
   }
 
@@ -124,7 +129,7 @@ export class Sidebar {
 
   #rename(conversation) {
     const button = this.list.querySelector(`[data-conversation="${CSS.escape(conversation.id)}"]`);
-    const field = element('input', { type: 'text', 'aria-label': 'Title', maxlength: '120', required: true });
+    const field = element('input', { type: 'text', 'aria-label': t('Title'), maxlength: '120', required: true });
     field.value = conversation.title;
     const form = element('form', { class: 'rename' }, field);
     let isDone = false; // taking the form away makes the field lose the focus, which ends the editing once more
@@ -163,7 +168,7 @@ function foundIn({ title, messages }, wanted) {
 
 function ageOf(time) {
   const today = new Date().setHours(0, 0, 0, 0);
-  if (time >= today) return 'Today';
-  if (time >= today - DAY) return 'Yesterday';
-  return time >= today - 7 * DAY ? 'This week' : 'Earlier';
+  if (time >= today) return t('Today');
+  if (time >= today - DAY) return t('Yesterday');
+  return time >= today - 7 * DAY ? t('This week') : t('Earlier');
 }

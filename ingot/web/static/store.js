@@ -8,6 +8,7 @@
 
 import { openDatabase } from './database.js';
 import { chain, thread } from './thread.js';
+import { t } from './translate.js';
 
 const OLD_PREFIX = 'ingot.chat.'; // of the keys in localStorage that conversations once had
 const TITLE_LENGTH = 60;
@@ -142,7 +143,7 @@ export function answerMessage() {
 export function branchOf(conversation, message) {
   const shown = thread(conversation);
   const upTo = shown.slice(0, shown.indexOf(message) + 1).map((each) => ({ ...structuredClone(each), id: freshId() }));
-  const title = conversation.title && `${conversation.title} (branch)`;
+  const title = conversation.title && t('{title} (branch)', { title: conversation.title });
   const { system } = conversation;
   return chain({ ...newConversation(), title, named: Boolean(title), system, messages: upTo });
 }
@@ -150,7 +151,7 @@ export function branchOf(conversation, message) {
 function titleOf(conversation) {
   const question = thread(conversation).find((message) => message.role === 'user');
   const first = (question?.content.trim() || question?.media?.[0].name)?.split('\n', 1)[0] ?? '';
-  return shortened(first) || 'New chat';
+  return shortened(first) || t('New chat');
 }
 
 export function shortened(title) {

@@ -10,11 +10,6 @@
 
   function apply() {
     document.documentElement.dataset.theme = current();
-    const button = document.getElementById('theme-toggle');
-    if (!button) return;
-    const label = current() === 'dark' ? 'Use the light theme' : 'Use the dark theme';
-    button.setAttribute('aria-label', label);
-    button.title = label;
   }
 
   function toggle() {
@@ -27,8 +22,5 @@
   apply();
   system.addEventListener('change', apply);
   addEventListener('storage', (event) => event.key === KEY && apply());
-  addEventListener('DOMContentLoaded', () => {
-    document.getElementById('theme-toggle').addEventListener('click', toggle);
-    apply();
-  });
+  addEventListener('DOMContentLoaded', () => document.getElementById('theme-toggle').addEventListener('click', toggle));
 })();

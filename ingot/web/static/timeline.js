@@ -1,5 +1,7 @@
 // Requests over the last two minutes, a bar each: queue, prompt and answer.
 
+import { t } from './translate.js';
+
 const WINDOW_S = 120;
 const ROW_PX = 14;
 const GAP_PX = 3;
@@ -70,7 +72,7 @@ export class Timeline {
       context.fillStyle = colours[ending];
       context.fillRect(x(end) - 1, y, 1, ROW_PX); // so that an instant request is visible
     });
-    this.canvas.setAttribute('aria-label', `${sorted.length} requests in the last two minutes`);
+    this.canvas.setAttribute('aria-label', t('{n} requests in the last two minutes', { n: sorted.length }));
     this.canvas.dataset.bars = sorted.length;
   }
 

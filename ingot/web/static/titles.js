@@ -40,6 +40,7 @@ export class Titles {
 }
 
 function titleIn(text) {
+  if (/[<{]/.test(text)) return ''; // a call or a document instead of a title
   const line = text.trim().split('\n', 1)[0].replace(/^(title:|[#*"'“\s])+|["'”*.\s]+$/gi, '');
   return shortened(line);
 }

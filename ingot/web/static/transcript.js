@@ -4,6 +4,7 @@ import { element, find } from './element.js';
 import { Follower } from './follow.js';
 import { messageView } from './message.js';
 import { thread, versions } from './thread.js';
+import { t } from './translate.js';
 
 export class Transcript {
   // `actions` are what a message offers: edit(message, text), retry, remove, branch and show(message), url(medium), and
@@ -59,7 +60,7 @@ export class Transcript {
 
   #preface(system, isEmpty) {
     this.list.querySelector('.preface')?.remove();
-    const note = system.trim() && element('p', { class: 'system' }, element('strong', {}, 'System'), system.trim());
+    const note = system.trim() && element('p', { class: 'system' }, element('strong', {}, t('System')), system.trim());
     const parts = [...(isEmpty ? [this.welcome()] : []), ...(note ? [note] : [])];
     if (parts.length > 0) this.list.prepend(element('div', { class: 'preface' }, ...parts));
   }

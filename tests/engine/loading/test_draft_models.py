@@ -132,11 +132,29 @@ def test_a_draft_that_statistics_do_not_ask_is_refused() -> None:
         Settings(specprefill=True, specprefill_scorer="statistics", specprefill_draft_model="a/b")
 
 
+def test_a_policy_and_a_quality_reach_the_model() -> None:
+    policy = {"specprefill": "auto", "specprefill_draft_model": str(DRAFT), "specprefill_quality": 0.99}
+    made = loaded({"scorer": DRAFT}, **policy, specprefill_threshold=512)
+    assert made.card.specprefill_from == 512
+    assert made.specprefill is not None and made.specprefill.quality == 0.99
+    assert 0 < made.specprefill.expected_cost < 10
+    assert loaded({"scorer": DRAFT}, **policy | {"specprefill": "on"}).card.specprefill_from is None
+
+
+@pytest.mark.parametrize(
+    "other", [{"specprefill_keep_pct": 0.2}, {"specprefill_scorer": "statistics"}], ids=lambda value: next(iter(value))
+)
+def test_a_quality_and_what_it_replaces_or_cannot_ask_are_refused_together(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="choose one"):
+        Settings(specprefill="auto", specprefill_quality=0.99, **other)
+
+
 OFF: dict[str, Any] = {
     "specprefill_scorer": "statistics",
     "specprefill_draft_model": "a/b",
     "specprefill_threshold": 100,
     "specprefill_keep_pct": 0.1,
+    "specprefill_quality": 0.9,
 }
 
 

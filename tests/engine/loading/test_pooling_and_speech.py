@@ -11,7 +11,7 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.config import Settings
 from ingot.engine.loading.pooling_and_speech import BATCH_TOKENS, load_pooling_model, load_speech_to_text
-from ingot.engine.pooling_batches import ServedPoolingModel
+from ingot.engine.pooling import ServedPoolingModel
 from ingot.engine.request import PoolingTask
 from ingot.engine.speech_request import TranscriptEvent, TranscriptionEnded, TranscriptionRequest
 from ingot.engine.speech_to_text import ServedSpeechToText, TranscriptionWorkload

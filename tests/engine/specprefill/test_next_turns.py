@@ -179,3 +179,39 @@ def test_a_prompt_whose_logprobs_are_asked_for_is_whole_though_it_was_thinned_ou
     assert report(result).unused == "unsupported"
     [scored] = [event for event in result if isinstance(event, PromptScored)]
     assert len(scored.tokens) == LENGTH
+
+
+def test_a_conversation_under_the_servers_policy_goes_on_from_what_it_kept(starting: Starting) -> None:
+    engine, scorer = starting()
+    auto = SpecPrefillRequest(auto=True)
+    turn = some(LENGTH)
+    for number, more in enumerate((90, 40, 600)):
+        turn = (*turn, *tokens_of(engine, ask(turn, auto)), *some(more, number))
+        if more < 300:
+            result = report(answer(engine, ask(turn, auto)))
+            assert result.reused >= LENGTH and result.auto and result.lossy and len(scorer.asked) == 1
+    events = answer(engine, ask(turn, auto))
+    assert report(events).reused > LENGTH and len(scorer.asked) == 2, "what is new is long, and scored"
+    assert ended(events).usage.cached_tokens >= len(kept_of(some(LENGTH)))
+    dense = answer(engine, ask(turn, None))
+    fresh, _ = starting()
+    assert next(e.tokens for e in dense if isinstance(e, SequenceEnded)) == tokens_of(fresh, ask(turn, None))
+
+
+def test_a_conversation_that_was_computed_whole_stays_so_under_the_policy(starting: Starting) -> None:
+    engine, scorer = starting()
+    auto = SpecPrefillRequest(auto=True)
+    prompt = some(280)
+    turn = (*prompt, *tokens_of(engine, ask(prompt, auto)), *some(200, 1))
+    events = answer(engine, ask(turn, auto))
+    assert report(events).unused == "cached" and not scorer.asked
+    assert ended(events).usage.cached_tokens >= 280
+
+
+def test_tenants_share_nothing_that_the_policy_chose(starting: Starting) -> None:
+    engine, scorer = starting()
+    auto = SpecPrefillRequest(auto=True)
+    for tenant in ("one", "two"):
+        events = answer(engine, ask(some(LENGTH), auto, tenant=tenant))
+        assert ended(events).usage.cached_tokens == 0
+    assert len(scorer.asked) == 2

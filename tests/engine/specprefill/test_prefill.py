@@ -17,6 +17,7 @@ from ingot.engine.request import Failed, Request, Sampling, SequenceEnded, SpecP
 from ingot.engine.scheduler import SMALLEST_CHUNK
 from ingot.engine.sequence import TokenSequence as Running
 from ingot.engine.specprefill.prefill import TRIED_AGAIN_AFTER, ScoringPayoff, SpecPrefill, SpecPrefillSetup
+from ingot.engine.specprefill.scorers import DraftScorer
 from ingot.engine.specprefill.selection import PromptScores, required_tokens, select_tokens
 from ingot.engine.speculation.lookup import LookupProposer
 from ingot.engine.step_costs import StepCosts
@@ -25,6 +26,7 @@ from ingot.text.grammar.grammars import Grammars
 from tests import engines, tiny
 from tests.engine.specprefill.world import Told, ask, draft_model, ended, evenly, report, some, start, written_by_stock
 from tests.engines import answer, text_of
+from tests.models.layers import family_configs
 
 Starting = Callable[..., Engine]
 KINDS = [("llama", None), ("window", None), ("hybrid", None), ("kernel", engines.GPU)]
@@ -339,6 +341,105 @@ def test_the_first_prompt_does_not_count_and_of_the_next_the_quickest() -> None:
 def test_a_scorer_that_has_read_most_of_it_before_pays() -> None:
     payoff = measured(1.0, 1.0, 1.0)
     assert not payoff.pays(1000, 300, 1000) and payoff.pays(1000, 300, 600)
+
+
+def test_a_policy_asks_what_is_known_beforehand_until_there_are_measurements() -> None:
+    """What was measured once may be a compilation."""
+    dear, cheap = (ScoringPayoff(StepCosts(), expected_cost=cost) for cost in (0.8, 0.1))
+    for payoff in (dear, cheap):
+        payoff.observe(1000, 50.0)
+    assert [dear.pays(1000, 300, 1000, proven=True) for _ in range(2 * TRIED_AGAIN_AFTER)] == [False] * 16
+    assert cheap.pays(1000, 300, 1000, proven=True) and dear.pays(1000, 300, 100, proven=True)
+
+
+def test_a_policy_believes_what_was_measured() -> None:
+    assert not measured(50.0, 0.8).pays(1000, 300, 1000, proven=True)
+    assert measured(50.0, 0.6).pays(1000, 300, 1000, proven=True)
+
+
+def test_a_policy_thins_out_prompts_from_the_threshold_on_and_the_report_says_that_it_did(starting: Starting) -> None:
+    engine, auto = starting(), SpecPrefillRequest(auto=True)
+    found = report(answer(engine, ask(some(700), auto)))
+    assert found.auto and found.lossy and found.kept == len(kept_of(some(700)))
+    assert tokens_of(engine, ask(some(701), auto)) == tokens_of(starting(), ask(some(701)))
+    short = report(answer(engine, ask(some(299), auto)))
+    assert short.unused == "below_threshold" and not short.lossy and not short.may_vary
+
+
+def test_a_policy_leaves_prompts_whole_where_the_scorer_is_about_as_large_as_the_model() -> None:
+    scorer = Told(evenly)
+    engine = start("llama", lambda: scorer, expected_cost=1.0)
+    try:
+        found = report(answer(engine, ask(some(700), SpecPrefillRequest(auto=True))))
+        assert (found.unused, found.may_vary, scorer.asked) == ("does_not_pay", True, [])
+        assert report(answer(engine, ask(some(700, 1)))).unused is None, "who asks for it has it tried"
+    finally:
+        engine.close()
+
+
+def test_a_quality_decides_for_each_prompt_how_much_is_kept_and_a_share_that_is_asked_for_goes_first() -> None:
+    def focused(prompt: tuple[int, ...]) -> PromptScores:
+        """All attention that matters is on as many of the best chunks as the first token says."""
+        mass = np.zeros(len(prompt), np.float32)
+        for chunk in range(prompt[0]):
+            mass[7 * 32 * (chunk + 1) : 7 * 32 * (chunk + 1) + 32] = 1.0
+        return mass
+
+    engine = start("llama", lambda: Told(evenly, mass=focused), quality=0.99)
+    try:
+        for chunks in (1, 3, 2):
+            prompt = (chunks, *some(1199, chunks))
+            found = report(answer(engine, ask(prompt)))
+            assert found.kept == int(required_tokens(1200).sum()) + 32 * chunks
+            assert found.mass == pytest.approx(1.0)
+        found = report(answer(engine, ask((3, *some(1199, 9)), SpecPrefillRequest(keep=0.05))))
+        assert found.kept == int(required_tokens(1200).sum()) + 32 * 2
+        assert found.mass == pytest.approx(2 / 3)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("kind", ["nemotron_h", "gpt_oss"])
+def test_nemotron_h_and_gpt_oss_answer_thinned_prompts_by_the_rules_of_every_device(
+    kind: str, rules: str, starting: Starting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without RoPE, next to recurrent layers; and with windows, sinks and a mixture."""
+    known = tiny.CONFIGS["kernel-mamba-packed"] if kind == "nemotron_h" else family_configs.config(kind)
+    monkeypatch.setitem(tiny.CONFIGS, kind, known)
+    prompt = tuple(1 + token % (known["vocab_size"] - 1) for token in some(420))
+    engine = starting(kind, cache_bytes=1 << 26)
+    events = answer(engine, ask(prompt, max_tokens=6))
+    found, [ended_sequence] = report(events), [event for event in events if isinstance(event, SequenceEnded)]
+    window = known.get("sliding_window") or 0
+    kept = select_tokens(evenly(prompt), required_tokens(420, window=window), 0.3).tolist()
+    assert found.kept == len(kept) < 300 and set(range(420 - window, 420)) <= set(kept)
+    if kind == "nemotron_h":
+        # Nothing in it knows positions, so that it answers as to what is kept alone.
+        alone = ask([prompt[at] for at in kept], None, max_tokens=6)
+        assert tokens_of(starting(kind, cache_bytes=0), alone) == ended_sequence.tokens
+    pieces = starting(kind, widest=100, cache_bytes=0)
+    assert tokens_of(pieces, ask(prompt, max_tokens=6)) == ended_sequence.tokens
+    again = answer(engine, ask(prompt, max_tokens=6))
+    assert ended(again).usage.cached_tokens > 0
+    assert next(event.tokens for event in again if isinstance(event, SequenceEnded)) == ended_sequence.tokens
+    dense = ask(prompt, None, max_tokens=6)
+    assert tokens_of(engine, dense) == tokens_of(starting(kind, cache_bytes=0), replace(dense, id="fresh"))
+
+
+@pytest.mark.parametrize("kind", ["nemotron_h", "gpt_oss"])
+def test_nemotron_h_and_gpt_oss_score_prompts_by_the_rules_of_every_device(
+    kind: str, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = tiny.CONFIGS["kernel-mamba-packed"] if kind == "nemotron_h" else family_configs.config(kind)
+    monkeypatch.setitem(tiny.CONFIGS, kind, known)
+    scorer, prompt = DraftScorer(draft_model(kind)), tuple(1 + token % (known["vocab_size"] - 1) for token in some(420))
+    work = scorer.score(Running(ask(prompt), 0, 0, prompt, 1, 0))
+    with pytest.raises(StopIteration) as done:
+        while True:
+            next(work)
+    scores, mass = done.value.value
+    assert scores.shape == mass.shape == (420,) and np.isfinite(scores).all() and scores.max() > scores.min()
+    scorer.check()
 
 
 def test_of_many_that_would_not_pay_one_is_scored_since_that_may_change() -> None:

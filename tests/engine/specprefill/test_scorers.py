@@ -22,6 +22,7 @@ from ingot.engine.request import Request
 from ingot.engine.sequence import PromptMedia, TokenSequence
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import (
+    CONCENTRATED,
     LOOKAHEAD_TOKENS,
     NAMED_WEIGHT,
     SLICE_PAGES,
@@ -31,6 +32,7 @@ from ingot.engine.specprefill.scorers import (
     DraftScorer,
     NarrowedAttention,
     TranslatedScorer,
+    concentrated,
     named_scores,
     rarity_scores,
     sum_by_chunks,
@@ -202,7 +204,7 @@ def scored(scorer: DraftScorer, own: TokenSequence) -> tuple[PromptScores, int]:
             next(scoring)
             pieces += 1
         except StopIteration as done:
-            return done.value, pieces
+            return done.value.scores, pieces
 
 
 def guessed(draft: DraftModelProposer, row: TokenSequence) -> bool:
@@ -403,7 +405,25 @@ def test_a_chunk_is_named_by_the_rarest_of_its_tokens_that_stand_at_the_end() ->
 @pytest.mark.parametrize("tokens", [20, 64, 150])
 def test_a_chunk_has_what_its_tokens_and_the_first_behind_it_are_given(tokens: int) -> None:
     shares = mx.random.uniform(shape=(2, 3, tokens), key=mx.random.key(0))
-    np.testing.assert_allclose(np.array(sum_by_chunks(shares)), summed_by_chunks(np.array(shares)), atol=1e-5)
+    np.testing.assert_allclose(np.array(sum(sum_by_chunks(shares))), summed_by_chunks(np.array(shares)), atol=1e-5)
+
+
+def test_attention_counts_as_mass_where_it_is_concentrated_and_not_where_it_is_even() -> None:
+    assert not concentrated(mx.full((2, 3, 40), 1 / 40)).any()
+    peak = mx.zeros((2, 1, 40))
+    peak[0, 0, 3], peak[1, 0, 5] = 0.5, CONCENTRATED / 40
+    mass = np.array(concentrated(peak))
+    assert np.flatnonzero(mass).tolist() == [3]
+    assert mass[3] == pytest.approx((0.5 - CONCENTRATED / 40) / 2)
+
+
+def test_a_draft_says_how_much_attention_each_token_has_in_our_tokens_too() -> None:
+    scoring = TranslatedScorer(DraftScorer(draft_model()), frozenset({7})).score(sequence_of_translated_scorer(TWICE))
+    with pytest.raises(StopIteration) as done:
+        while True:
+            next(scoring)
+    scores, mass = done.value.value
+    assert scores.shape == mass.shape == (50,) and (mass >= 0).all()
 
 
 def test_keys_of_several_slices_are_scored_like_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +467,7 @@ def test_who_scores_reads_its_own_tokens_and_what_it_says_comes_back_in_ours() -
         while True:
             next(scoring)
     assert inner.asked == [TWICE.tokens]
-    np.testing.assert_allclose(done.value.value, np.arange(0.5, 100, 2))
+    np.testing.assert_allclose(done.value.value.scores, np.arange(0.5, 100, 2))
 
 
 def test_ends_of_messages_and_of_answers_are_told_in_theirs() -> None:

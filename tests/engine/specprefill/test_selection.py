@@ -10,6 +10,7 @@ from ingot.engine.specprefill.selection import (
     FIRST_TOKENS,
     LAST_TOKENS,
     TOKENS_AROUND_ENDS,
+    ScoredPrompt,
     count_selected,
     neighbour_chunks,
     required_tokens,
@@ -128,3 +129,24 @@ def test_a_smaller_share_is_part_of_a_larger_one_also_with_media() -> None:
         selection = set(select_tokens(result, flags, keep, media).tolist())
         assert smaller <= selection
         smaller = selection
+
+
+def test_a_quality_takes_as_many_of_the_best_as_keep_that_share_of_the_attention() -> None:
+    length, mass = 4096, np.zeros(4096, np.float32)
+    result, flags = scores(length), required_tokens(length)
+    mass[1024:1056], mass[2048:2080], mass[3072:3104] = 6.0, 3.0, 1.0
+    result[1024:1056], result[2048:2080], result[3072:3104] = 9.0, 8.0, 7.0
+    mass[:10] = 1000.0  # is computed in any case, and so says nothing of what may be left out
+    for quality, chunks in ((0.5, 1), (0.6, 1), (0.61, 2), (0.9, 2), (0.91, 3), (1.0, 3)):
+        selection = select_tokens(result, flags, 0.3, mass=mass, quality=quality)
+        assert len(selection) == flags.sum() + chunks * CHUNK_TOKENS
+        kept = ScoredPrompt(result, mass).kept_mass(selection, flags)
+        assert kept is not None and kept >= quality - 1e-6
+
+
+def test_where_nothing_is_attended_to_the_share_decides() -> None:
+    result, flags, none = scores(4096), required_tokens(4096), np.zeros(4096, np.float32)
+    selection = select_tokens(result, flags, 0.3, mass=none, quality=0.99)
+    assert selection.tolist() == select_tokens(result, flags, 0.3).tolist()
+    assert ScoredPrompt(result, none).kept_mass(selection, flags) == 1.0
+    assert ScoredPrompt(result).kept_mass(selection, flags) is None

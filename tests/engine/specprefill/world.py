@@ -16,7 +16,7 @@ from ingot.engine.request import Ended, Event, Request, Sampling, SpecPrefillRep
 from ingot.engine.sequence import TokenSequence as Running
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import DraftScorer, PromptScorer, ScoringWork
-from ingot.engine.specprefill.selection import PromptScores
+from ingot.engine.specprefill.selection import PromptScores, ScoredPrompt
 from ingot.engine.speculation.draft_model import CATCH_UP_TOKENS, DraftModel
 from ingot.kernels.device import Device, current_device
 from ingot.models.adapter import adapt_model
@@ -53,8 +53,14 @@ class Told:
 
     name = "told"
 
-    def __init__(self, judge: Callable[[tuple[int, ...]], PromptScores], pieces: int = 3, longest: int = 4000) -> None:
-        self._judge, self._pieces, self._longest = judge, pieces, longest
+    def __init__(
+        self,
+        judge: Callable[[tuple[int, ...]], PromptScores],
+        pieces: int = 3,
+        longest: int = 4000,
+        mass: Callable[[tuple[int, ...]], PromptScores] | None = None,
+    ) -> None:
+        self._judge, self._pieces, self._longest, self._mass = judge, pieces, longest, mass
         self.asked: list[tuple[int, ...]] = []
         self.open = 0
 
@@ -70,7 +76,7 @@ class Told:
         try:
             for _ in range(self._pieces):
                 yield
-            return self._judge(sequence.prompt)
+            return ScoredPrompt(self._judge(sequence.prompt), self._mass and self._mass(sequence.prompt))
         finally:
             self.open -= 1
 
@@ -85,11 +91,17 @@ def evenly(prompt: tuple[int, ...]) -> PromptScores:
 
 
 def start(
-    kind: str = "llama", scorer: Callable[[], PromptScorer] | None = None, *, threshold: int = 300, **options: Any
+    kind: str = "llama",
+    scorer: Callable[[], PromptScorer] | None = None,
+    *,
+    threshold: int = 300,
+    quality: float | None = None,
+    expected_cost: float = 0.0,
+    **options: Any,
 ) -> Engine:
     def offer() -> SpecPrefillSetup:
         made = DraftScorer(draft_model(device=options.get("device"))) if scorer is None else scorer()
-        return SpecPrefillSetup(made, threshold=threshold, keep=0.3)
+        return SpecPrefillSetup(made, threshold, keep=0.3, quality=quality, expected_cost=expected_cost)
 
     return engines.start(kind, specprefill=offer, **{"cache_bytes": 1 << 26, **options})
 

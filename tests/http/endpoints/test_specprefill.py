@@ -16,7 +16,7 @@ from tests.http.scripted import ScriptedEngine, hello
 
 pytestmark = pytest.mark.anyio
 
-TOLD = {"scorer": "draft", "scored": 9000, "kept": 2900, "scoring_s": 0.5}
+TOLD = {"scorer": "draft", "scored": 9000, "kept": 2900, "scoring_s": 0.5, "share": 0.3222}
 
 
 def thinned(request: Request, *reports: SpecPrefillReport) -> list[list[Event]]:
@@ -95,6 +95,38 @@ async def test_a_receipt_says_why_all_was_computed() -> None:
         engine = ScriptedEngine(lambda request, reports=reports: thinned(request, *reports))
         made = await call(app(engine), path="/v1/completions", body=asking("/v1/completions", specprefill=True))
         assert made.json()["ingot"]["specprefill"] == {"scorer": "draft", "reason": told}
+
+
+@wires
+async def test_a_server_whose_policy_it_is_does_it_for_long_prompts_of_who_says_nothing(path: str) -> None:
+    engine = ScriptedEngine(specprefill_from=1)
+    for said in ({}, {"specprefill": None}, {"specprefill": False}, {"cache": "exact"}, {"specprefill": True}):
+        assert (await call(app(engine), path=path, body=asking(path, **said))).status == 200
+    asks = [request.specprefill for request in engine.requests]
+    assert [ask and (ask.auto, ask.forced) for ask in asks] == [(True, False), (True, False), None, None, (False, True)]
+    short = ScriptedEngine(specprefill_from=10_000)
+    assert (await call(app(short), path=path, body=WIRES[path])).status == 200
+    assert short.requests[0].specprefill is None
+
+
+async def test_a_receipt_says_that_the_policy_decided_what_it_kept_and_that_the_answer_is_lossy() -> None:
+    told = SpecPrefillReport("draft", 9000, 2250, 0.5, mass=0.98765, auto=True)
+    engine = ScriptedEngine(lambda request: thinned(request, told), specprefill_from=1)
+    receipt = (await call(app(engine), path="/v1/completions", body=WIRES["/v1/completions"])).json()["ingot"]
+    assert receipt["specprefill"] == {
+        **{"scorer": "draft", "scored": 9000, "kept": 2250, "scoring_s": 0.5, "computing_s": 0.25},
+        **{"share": 0.25, "mass": 0.9877, "auto": True},
+    }
+    assert (receipt["lossy"], receipt["reproducible"], receipt["varies"]) == (["specprefill"], False, "specprefill")
+
+
+@pytest.mark.parametrize(("reason", "varies"), [("cached", True), ("does_not_pay", True), ("unsupported", False)])
+async def test_what_may_be_thinned_out_another_time_is_not_reproducible(reason: Any, varies: bool) -> None:
+    told = SpecPrefillReport("draft", unused=reason, auto=True)
+    engine = ScriptedEngine(lambda request: thinned(request, told), specprefill_from=1)
+    receipt = (await call(app(engine), path="/v1/completions", body=WIRES["/v1/completions"])).json()["ingot"]
+    assert receipt["specprefill"] == {"scorer": "draft", "reason": reason, "auto": True}
+    assert receipt["reproducible"] is not varies and "lossy" not in receipt
 
 
 async def test_a_receipt_says_what_an_earlier_turn_has_left() -> None:

@@ -91,13 +91,6 @@ def test_a_bias_chooses_alone_and_so_do_groups(
     assert off(weights_by_expert(*found, experts), weights_by_expert(*wanted, experts)) < 1e-5
 
 
-def test_weights_may_be_multiplied_by_a_factor_of_each_expert() -> None:
-    logits, factors = drawn(3, 16), drawn(16, seed=1)
-    shape = RouterShape(16, 4, "logits", "softmax")
-    (chosen, plain), (same, scaled) = routed(shape, logits), routed(shape, logits, factors=factors)
-    assert mx.array_equal(chosen, same) and off(scaled, plain * factors[chosen]) < 1e-6
-
-
 def test_what_is_added_to_a_sum_makes_weights_smaller() -> None:
     logits = drawn(3, 16)
     shape = RouterShape(16, 4, "sigmoid", "sum")

@@ -63,10 +63,9 @@ class Layer:
         return np.array(mixed.astype(mx.float32)), [np.array(part) for part in after]
 
     def kept(self, pieces: Sequence[Piece], keep: Sequence[bool]) -> np.ndarray:
-        kernels, (joint, *apart), spans = self.kernels(), self.given(), RecurrentSpans.of(pieces, keep)
-        rule = kernels.advance if isinstance(self.shape, DeltaShape) else kernels.scan
+        kernels, (joint, *apart), spans = self.kernels(), self.given(), RecurrentSpans.of(pieces, keep=keep)
         convolved, _ = kernels.convolve(joint, spans, self.states[0])
-        return np.array(rule(convolved, joint, spans, self.states[1], *apart)[1])
+        return np.array(kernels.advance(convolved, joint, spans, self.states[1], *apart)[1])
 
     def given(self) -> list[mx.array]:
         """The joint projection, and those apart from it."""

@@ -8,7 +8,7 @@ from contextvars import copy_context
 import pytest
 
 from ingot.models.files.progress import REPORT_S, TerminalProgress, format_bytes
-from ingot.observe.steps import LineAwareHandler, report_step, reporting_steps
+from ingot.observe.logs import LineAwareHandler, report_step, reporting_steps
 
 
 class Terminal(io.StringIO):

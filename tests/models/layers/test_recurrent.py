@@ -12,6 +12,7 @@ import pytest
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.cache import records
 from ingot.cache.forward_batch import ForwardPart
+from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device, current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
@@ -189,6 +190,58 @@ def test_what_kernels_compute_is_what_the_models_own_code_computes(
         assert not any(isinstance(module, KernelRecurrence) for _, module in theirs.model.named_modules())
         assert ours.mixed and theirs.mixed
         assert logits_gap(found, logits(theirs)) < 1e-4
+
+
+@only_kernels
+@pytest.mark.parametrize("rules", ["cuda", "metal"])
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron_h", "lfm2"])
+def test_kernels_write_what_may_be_taken_back_to_another_slot_and_copy_nothing(
+    name: str, rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(rules, "a CPU that follows a GPU's rules", 1 << 34)  # type: ignore[arg-type]
+    with engines.acting_as(rules):
+        adapter = adapt_model(family_configs.build(name), family_configs.config(name), device)
+        rows, single = adapter.new_batch_state(), adapter.new_batch_state()
+        row, other, alone = rows.new(), rows.new(), single.new()
+        for each, own in ((rows, row), (rows, other), (single, alone)):
+            computed_last(adapter, each, own, PROMPTS[1])
+        for method in ("row", "put"):
+            monkeypatch.delattr(RecurrentState, method)
+        length = len(PROMPTS[1])
+        for right in (2, 0, 1):
+            draft = [7, 9, 11]
+            parts = [ForwardPart((other,), 1), ForwardPart((row,), len(draft), tentative=2)]
+            mx.eval(adapter.run(rows, mx.array([5, *draft]), parts), rows.pending())
+            accepted = draft[: 1 + right]
+            if rows.rewind(row, length + len(accepted)) == length:
+                assert right < 2
+                mx.eval(adapter.run(rows, mx.array(accepted), [ForwardPart((row,), len(accepted))]), rows.pending())
+            length += len(accepted)
+            for token in accepted:
+                decoded(adapter, single, [alone], [token])
+        ours, theirs = decoded(adapter, rows, [row], [21]), decoded(adapter, single, [alone], [21])
+        assert logits_gap(ours, theirs) < 1e-4
+        assert rows.count == 2
+        rows.check()
+
+
+@only_kernels
+def test_slots_are_given_back_by_rows_that_leave_and_passes_that_fail() -> None:
+    with engines.acting_as("cuda"):
+        adapter = adapt_model(family_configs.build("lfm2"), family_configs.config("lfm2"), engines.GPU)
+        rows = adapter.new_batch_state()
+        row, other = rows.new(), rows.new()
+        for each in (row, other):
+            computed_last(adapter, rows, each, PROMPTS[0])
+        with pytest.raises(RuntimeError), rows.launch([ForwardPart((row, other), 3, tentative=2)]):
+            raise RuntimeError
+        assert (row.slot, row.target, row.before) == (0, None, None)
+        mx.eval(adapter.run(rows, mx.arange(3), [ForwardPart((row,), 3, tentative=2)]), rows.pending())
+        assert row.slot not in (0, other.slot) and rows.count == 2
+        rows.leave(row)
+        rows.leave(other)
+        assert rows.count == 0 and rows.trim()
+        rows.check()
 
 
 @only_kernels

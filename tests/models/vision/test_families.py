@@ -21,13 +21,14 @@ from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import VisualInputs
 from tests.memory import freed_at_once, settled
+from tests.models.vision import references
 from tests.models.vision.looking import looked, prompt_with, reference
-from tests.models.vision.tiny_families import CONFIGS, packed, saved
+from tests.models.vision.tiny_families import CONFIGS, OWN_SHAPE, packed, saved
 
 pytest.importorskip("mlx_vlm")
 
 
-@pytest.fixture(scope="session", params=CONFIGS)
+@pytest.fixture(scope="session", params=[*CONFIGS, *OWN_SHAPE])
 def tiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of each family."""
     return saved(request.param, tmp_path_factory.mktemp("tiled") / request.param)
@@ -79,6 +80,15 @@ def language_logits(model: Any, family: str, tokens: list[int], embeds: mx.array
     return decoder.embed_tokens.as_linear(decoder.norm(states))[0]
 
 
+def expected_logits(
+    model: Any, family: str, tokens: list[int], items: list[MediaItem], adapter: ModelAdapter
+) -> mx.array:
+    if family in OWN_SHAPE:
+        return references.logits(model, adapter, tokens, items)
+    embeds = embedded(model, family, tokens, items, adapter)
+    return language_logits(model, family, tokens, embeds, items)
+
+
 def visual(items: list[MediaItem], adapter: ModelAdapter, begin: int, end: int, ahead: int = 0) -> VisualInputs | None:
     positions: list[int] = []
     parts = []
@@ -102,10 +112,10 @@ def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(til
     model = reference(tiled)
     for shown in ([], ["image"], ["image", "image", "image"]):
         tokens, items = prompt_with(read_processor(tiled), 5, shown)
-        embeds = embedded(model, tiled.name, tokens, items, adapter)
-        wanted = language_logits(model, tiled.name, tokens, embeds, items)
+        wanted = expected_logits(model, tiled.name, tokens, items, adapter)
+        positions = adapter.tower.positions(len(tokens), items)
         # Gemma's pictures are computed whole.
-        cuts = [] if not items else [items[0].begin + (0 if tiled.name == "gemma3" else 2)]
+        cuts = [] if not items else [items[0].begin + (0 if adapter.tower.bidirectional else 2)]
         for ends in ([len(tokens)], [*cuts, len(tokens)]):
             rows = adapter.new_batch_state()
             row, other, begin, found = rows.new(), rows.new(), 0, []
@@ -117,7 +127,13 @@ def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(til
                 bidirectional = tuple((first - begin, last - begin) for first, last in runs)
                 parts = [
                     ForwardPart((other,), len(other_tokens)),
-                    ForwardPart((row,), end - begin, bidirectional=bidirectional),
+                    ForwardPart(
+                        (row,),
+                        end - begin,
+                        None if positions is None else mx.array(positions[:, begin:end]),
+                        None if positions is None else 0,
+                        bidirectional=bidirectional,
+                    ),
                 ]
                 inputs = mx.array([*other_tokens, *tokens[begin:end]])
                 logits = adapter.run(rows, inputs, parts, visual=visual(items, adapter, begin, end, len(other_tokens)))
@@ -137,7 +153,7 @@ def test_of_a_large_picture_no_more_is_sent_than_is_looked_at(tiled: Path) -> No
     assert views and sent <= 2 * tower.needs(layout).pixels
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [*CONFIGS, *OWN_SHAPE])
 def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -> None:
     folders = saved(family, tmp_path / "whole"), packed(family, tmp_path / "packed")
     found = []
@@ -145,7 +161,7 @@ def test_a_packed_tower_sees_what_it_did_unpacked(family: str, tmp_path: Path) -
         tower = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
         _, [item] = prompt_with(read_processor(folder), 1, ["image"])
         found.append(looked(tower, item).embeddings.astype(mx.float32))
-    assert mx.abs(found[0] - found[1]).max().item() < 0.1 * mx.abs(found[0]).max().item()
+    assert mx.abs(found[0] - found[1]).max().item() < 0.15 * mx.abs(found[0]).max().item()
     assert not mx.array_equal(*found)
 
 
@@ -184,3 +200,12 @@ def test_what_a_checkpoint_asks_for_and_is_not_there_is_refused_by_name(name: st
     (folder / "preprocessor_config.json").write_text(json.dumps(files))
     with pytest.raises(ModelError, match=r"do_pan_and_scan|vision_feature_layer"):
         load_vision_tower(folder, config, current_device())
+
+
+def test_a_draft_head_behind_the_layers_of_a_language_part_is_left_out(tmp_path: Path) -> None:
+    folder = saved("glm_ocr", tmp_path / "glm_ocr")
+    weights = mx.load(str(folder / "model.safetensors"))
+    weights["language_model.model.layers.3.eh_proj.weight"] = mx.zeros((32, 64))
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    assert len(load_model_adapter(folder, current_device(), dtype="float32").model.layers) == 3

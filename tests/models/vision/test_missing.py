@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from bench.random_models import write_tokenizer
@@ -44,3 +45,16 @@ def test_text_is_served_without_it(folder: Path) -> None:
 def test_memory_is_told_of_what_can_be_served(folder: Path) -> None:
     found = memory_needs(folder, current_device())
     assert found is not None and found.tower == 0
+
+
+def test_a_conversion_of_the_language_model_alone_is_served_for_text(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    weights = mx.load(str(file))
+    assert isinstance(weights, dict)
+    blind = {name: weight for name, weight in weights.items() if "vision" not in name}
+    mx.eval(blind)
+    mx.save_safetensors(str(file), blind, metadata={"format": "mlx"})
+    engine = start_engine(SETTINGS, folder, name="blind", source="random weights")
+    engine.close()
+    assert engine.card.sees == ()
+    assert any("no weights of its vision tower" in note for note in engine.card.notes)

@@ -15,6 +15,7 @@ from ingot.media.image_processors import read_processor
 from ingot.media.layout import ImageLayoutOptions, Size
 from ingot.models.vision.loading import load_vision_tower
 from tests.models.vision.looking import drawn_frame, item_at
+from tests.models.vision.references import merged_blocks, patches_of, tiles_of
 from tests.models.vision.tiny_families import FILES, saved
 
 pytest.importorskip("mlx_vlm")
@@ -27,6 +28,17 @@ PROCESSORS = {
     "pixtral": ("pixtral", "PixtralImageProcessorPil"),
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil"),
 }
+OWN_SHAPE = {
+    "gemma4": ("transformers.models.gemma4.image_processing_pil_gemma4", "Gemma4ImageProcessorPil"),
+    "glm4v": ("transformers.models.glm4v.image_processing_pil_glm4v", "Glm4vImageProcessorPil"),
+    "minimax_m3_vl": ("mlx_vlm.models.minimax_m3_vl.processing_minimax_m3_vl", "MiniMaxM3VLImageProcessor"),
+    "minicpmv4_6": ("mlx_vlm.models.minicpmv4_6.processing_minicpmv4_6", "MiniCPMVImageProcessor"),
+    "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
+    "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
+    "lfm2_vl": ("mlx_vlm.models.lfm2_vl.processing_lfm2_vl", "Lfm2VlNumpyImageProcessor"),
+    "paddleocr_vl": ("mlx_vlm.models.paddleocr_vl.processing_paddleocr_vl", "ImageProcessor"),
+}
+"""Families whose pixels are patches, and what makes them."""
 SIZES = [Size(64, 64), Size(200, 90), Size(33, 170), Size(91, 90), Size(400, 31), Size(20, 20), Size(129, 257)]
 
 
@@ -56,3 +68,62 @@ def test_pixels_are_those_of_the_familys_own_processor(family: str, tmp_path: Pa
         found = whole.reshape(whole.shape[0], 3, rows * side, columns * side)
         assert found.shape == wanted.shape, size
         assert np.abs(found - wanted).max() < 1e-5, size
+
+
+def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
+    """The patches [patches, numbers] of all tiles, and how many features its makers count, where they say so."""
+    from PIL import Image
+
+    module, name = OWN_SHAPE[family]
+    options = dict(FILES[family])
+    if family == "gemma4":  # takes numbers that it was trained with alone
+        options["max_soft_tokens"] = 70
+    if family == "kimi_k25":
+        media = options["media_proc_cfg"]
+        options = {"patch_size": 8, "in_token_limit": media["in_patch_limit"], "merge_kernel_size": [2, 2]}
+    processor = getattr(importlib.import_module(module), name)(**options)
+    image = Image.fromarray(frame)
+    if family == "lfm2_vl":
+        made = processor([image])
+        masks = np.asarray(made["pixel_attention_mask"]).astype(bool)
+        rows = [own[mask] for own, mask in zip(np.asarray(made["pixel_values"]), masks, strict=True)]
+        return np.concatenate(rows), None
+    if family == "minicpmv4_6":
+        made = processor([[image]])
+        rows = [own.reshape(3, 8, -1, 8).transpose(2, 1, 3, 0).reshape(-1, 192) for own in made["pixel_values"][0]]
+        return np.concatenate(rows), sum(int(np.prod(size)) // 16 for size in made["tgt_sizes"][0])
+    made = processor([image] if family.startswith("kimi") else image, return_tensors="np")
+    found = np.asarray(made["pixel_values"])
+    if family == "gemma4":
+        count = int(made["num_soft_tokens_per_image"][0])
+        return found[0][: count * 9] * 2 - 1, count
+    return (found if found.ndim == 2 else found.reshape(-1, *found.shape[-3:])), None
+
+
+def own_patches(family: str, tiles: list[np.ndarray]) -> np.ndarray:
+    """As the family's own processor arranges them."""
+    if family in ("glm4v", "minimax_m3_vl"):
+        return merged_blocks(tiles[0], 8)
+    patches = np.concatenate([patches_of(tile, 8) for tile in tiles])
+    if family.startswith("kimi") or family == "paddleocr_vl":
+        return patches.transpose(0, 3, 1, 2)
+    return patches.reshape(len(patches), -1)
+
+
+@pytest.mark.parametrize("family", OWN_SHAPE)
+def test_patches_and_their_number_are_those_of_the_familys_own_processor(family: str, tmp_path: Path) -> None:
+    folder = saved(family, tmp_path)
+    if family == "gemma4":
+        (folder / "preprocessor_config.json").write_text(json.dumps({**FILES[family], "max_soft_tokens": 70}))
+    tower: Any = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
+    random = np.random.default_rng(3)
+    for size in SIZES:
+        if family == "kimi_vl" and min(size) < 8:
+            continue
+        frame = drawn_frame(random, *size)
+        layout = read_processor(folder).image_layout(size, ImageLayoutOptions())
+        wanted, count = official_patches(family, frame)
+        found = own_patches(family, tiles_of(tower, item_at(0, "image", layout, [frame])))
+        assert found.size == wanted.size, size
+        assert np.abs(found.reshape(wanted.shape) - wanted).max() < 1e-5, size
+        assert count in (None, layout.features), size

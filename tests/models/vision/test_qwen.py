@@ -87,13 +87,15 @@ def test_what_looking_takes_is_known_before(checkpoint: Path) -> None:
     assert features.nbytes <= needs.features
 
 
-def test_a_checkpoint_without_weights_of_its_tower_says_how_to_serve_it(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_weights_of_its_tower_is_known_and_says_how_to_serve_it(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     stored = mx.load(str(checkpoint / "model.safetensors"))
     assert isinstance(stored, dict)
     text = {name: weight for name, weight in stored.items() if not name.startswith("vision_tower.")}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), text)
     config = load_config(checkpoint)
-    assert has_vision_tower(config)
+    assert has_vision_tower(checkpoint, config) and not has_vision_tower(tmp_path, config)
     with pytest.raises(ModelError, match="--text-only"):
         load_vision_tower(tmp_path, config, current_device())
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ingot.kernels.device import Device, DeviceKind
+from ingot.media.layout import Grid
 from ingot.models.vision import vit as blocks
 from ingot.models.vision import vit as slicing
 from ingot.models.vision.vit import (
@@ -93,7 +94,7 @@ def test_no_slice_of_a_tower_multiplies_more_than_it_may(
     patch = nn.Conv2d(3, 32, 4, 4)
     vit = Vit(patch, [layer(32, 100) for _ in range(2)], 4, on("cpu"))
     pixels = mx.array(np.random.default_rng(0).normal(size=(tiles, patches, 48)).astype(np.float32))
-    slices = ran(vit.states(pixels), counted)
+    slices = ran(vit.states(pixels, Grid(tiles, 1, patches)), counted)
     assert max(slices) <= most and sum(slices) > 3 * most
 
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from ingot.errors import BadMedia, BadRequest, Cancelled, ContextOverflow, Unsupported
 from ingot.media import bounds, worker
+from ingot.media.any_size_processors import MiniCpmProcessor
 from ingot.media.items import MediaItem
+from ingot.media.processor_parts import ProcessorFiles
 from ingot.protocol.anthropic.request import count_message_tokens, read_messages
 from ingot.protocol.ingot_api.tokenize import answer_tokenize
 from ingot.protocol.ollama.request import read_ollama_chat, read_ollama_generate
@@ -329,6 +331,18 @@ def test_several_images_keep_their_order_among_messages() -> None:
     assert [item.grid for item in items] == [(1, 4, 6), (1, 6, 4), (1, 4, 6)]
     assert [item.begin for item in items] == sorted(item.begin for item in items)
     assert items[0].digest == items[2].digest != items[1].digest
+
+
+def test_images_are_numbered_in_a_conversation_where_their_model_numbers_them() -> None:
+    numbering = MiniCpmProcessor.of(ProcessorFiles({}, {"patch_size": 16, "scale_resolution": 64}))
+    turns = [
+        {"role": "user", "content": [image_url(OTHER), image_url()]},
+        {"role": "assistant", "content": "Two."},
+        {"role": "user", "content": [image_url(OTHER)]},
+    ]
+    written = rendered(chat(turns, seeing(numbering)))
+    assert [written.count(f"<image_id>{number}</image_id><image>") for number in range(4)] == [1, 1, 1, 0]
+    assert "\0" not in written
 
 
 def test_the_same_size_has_the_same_tokens_and_another_digest() -> None:

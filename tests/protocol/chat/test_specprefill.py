@@ -38,3 +38,13 @@ def test_a_long_turn_is_whole_at_its_ends_alone() -> None:
 def test_a_prompt_in_tokens_has_no_messages() -> None:
     ask = specprefill_ask(None, 0.2, [(1, 2, 3)])
     assert ask is not None and ask.whole == ((),) and not ask.forced
+
+
+def test_a_policy_is_for_prompts_of_its_length_whose_requests_say_nothing() -> None:
+    prompt = Prompt((0,) * 600, "", (MessageSpan(0, "user", 0, 600),))
+    ask = specprefill_ask(None, None, [prompt], auto_from=600)
+    assert ask is not None and ask.auto and not ask.forced and ask.whole == (((0, TURN_BEGIN), (600 - TURN_END, 600)),)
+    assert specprefill_ask(None, None, [prompt], auto_from=601) is None
+    assert specprefill_ask(False, None, [prompt], auto_from=1) is None
+    share = specprefill_ask(None, 0.2, [prompt], auto_from=1)
+    assert share is not None and not share.auto

@@ -103,11 +103,12 @@ def test_a_request_cannot_bring_its_own_server(field: dict[str, Any]) -> None:
         toolbox(MCP | field)
 
 
-def test_calls_without_approval_are_asked_for_in_so_many_words() -> None:
+def test_whether_calls_need_approval_is_said_in_so_many_words() -> None:
     with pytest.raises(BadRequest, match="require_approval"):
         toolbox({"type": "mcp", "server_label": "files"})
-    with pytest.raises(Unsupported, match="always"):
-        toolbox(MCP | {"require_approval": "always"})
+    for asks in ("always", "never"):
+        offers = toolbox(MCP | {"require_approval": asks}).offers.values()
+        assert {offer.needs_approval for offer in offers} == {asks == "always"}
 
 
 @pytest.mark.parametrize("kind", HOSTED_TOOLS)

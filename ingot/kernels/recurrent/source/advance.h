@@ -5,7 +5,7 @@
 // column STRENGTH_AT + (its key head) * FACTOR_STEP + (its number among those of that), slowness [tokens, SLOWNESS_ROW], where what
 // its decay is made of is likewise from SLOWNESS_AT on, or (BY_KEY) where KEY_SIZE numbers are: each number of a key has a decay
 // of its own. numbers [VALUE_HEADS * (1 + DECAYS) + 3]: rates, biases, eps, the most that strengths can be, and the bound. A decay is
-// 2^(rate * softplus(x + bias)), or (BOUNDED) 2^(bound * sigmoid(rate * (x + bias))). spans [rows, 5], states
+// 2^(rate * softplus(x + bias)), or (BOUNDED) 2^(bound * sigmoid(rate * (x + bias))). spans [rows, 6], states
 // [slots, VALUE_HEADS, VALUE_SIZE, KEY_SIZE], or addresses of which theirs is the second ->
 // y [tokens, VALUE_HEADS * VALUE_SIZE], kept [..., VALUE_HEADS, VALUE_SIZE, KEY_SIZE]: the states after each token of the
 // rows whose fifth number is where in there.
@@ -26,8 +26,9 @@ const int lane = int(thread_index_in_simdgroup);
 const int warp = int(simdgroup_index_in_threadgroup);
 const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
-const int first = spans[row * 5], count = spans[row * 5 + 1], slot = spans[row * 5 + 2], keep = spans[row * 5 + 4];
-const bool fresh = spans[row * 5 + 3] != 0;
+const int first = spans[row * 6], count = spans[row * 6 + 1], slot = spans[row * 6 + 2], keep = spans[row * 6 + 4];
+const bool fresh = spans[row * 6 + 3] != 0;
+const int target = spans[row * 6 + 5];
 if (count <= 0) {
   return;
 }
@@ -184,6 +185,6 @@ for (int begin = -CHUNK; begin < count; begin += CHUNK) {
 if (held) {
 #pragma unroll
   for (int j = 0; j < FOURS; ++j) {
-    store_four((DEVICE float4*)(STATES_AFTER(states, row, slot, ALL) + line) + j * LANES + part, state + j * 4);
+    store_four((DEVICE float4*)(STATES_AFTER(states, row, target, ALL) + line) + j * LANES + part, state + j * 4);
   }
 }

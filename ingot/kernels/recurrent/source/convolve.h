@@ -3,7 +3,7 @@
 //
 // x [tokens, X_ROW], of which channel i enters from column columns[i]; GATED: times column i, and the output times column
 // CHANNELS + i. filter [CHANNELS * TAPS, and CHANNELS if BIASED], tails [slots, TAPS - 1, CHANNELS], or addresses that begin with
-// theirs, spans [rows, 5] (first token, how many, slot, whether nothing came before, where states are kept)
+// theirs, spans [rows, 6] (first token, how many, slot, whether nothing came before, where states are kept, the slot that is written to)
 // -> convolved [tokens, CHANNELS]
 #define ENTERED(token)                                                                                             \
   (GATED ? float(T(float(x[(size_t)(token) * X_ROW + column]) * float(x[(size_t)(token) * X_ROW + channel]))) \
@@ -23,8 +23,8 @@ for (int tap = 0; tap < TAPS; ++tap) {
   weight[tap] = within ? filter[channel * TAPS + tap] : 0.0f;
 }
 AFTER_OTHERS();
-const int first = spans[row * 5], count = spans[row * 5 + 1], slot = spans[row * 5 + 2];
-const bool fresh = spans[row * 5 + 3] != 0;
+const int first = spans[row * 6], count = spans[row * 6 + 1], slot = spans[row * 6 + 2], target = spans[row * 6 + 5];
+const bool fresh = spans[row * 6 + 3] != 0;
 if (!within || count <= from) {
   return;
 }
@@ -67,7 +67,7 @@ for (int begin = from; begin < end; begin += AHEAD) {
 }
 // Nobody else reads the tail, or has read it when it is written.
 if (from == 0) {
-  DEVICE float* tail = STATES_AFTER(tails, row, slot, (TAPS - 1) * CHANNELS) + channel;
+  DEVICE float* tail = STATES_AFTER(tails, row, target, (TAPS - 1) * CHANNELS) + channel;
 #pragma unroll
   for (int tap = 0; tap < TAPS - 1; ++tap) {
     tail[(size_t)tap * CHANNELS] = count > STRETCH ? ENTERED(first + count - (TAPS - 1) + tap) : seen[tap + 1];

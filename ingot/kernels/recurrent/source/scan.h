@@ -3,7 +3,7 @@
 //
 // convolved [tokens, HEADS * SIZE + 2 * KEYS * STATE]: what enters, then what it is written by, and read by, of each group of heads;
 // joint [tokens, ROW], whose steps begin at STEP_AT, numbers [3 * HEADS + 2] (log2 of decay, bias, skip; limits of steps), spans
-// [rows, 5], states [slots, HEADS, SIZE, STATE], or addresses of which theirs is the second -> y [tokens, HEADS * SIZE], kept
+// [rows, 6], states [slots, HEADS, SIZE, STATE], or addresses of which theirs is the second -> y [tokens, HEADS * SIZE], kept
 // [..., HEADS, SIZE, STATE]: the states after each token of the rows whose fifth number is where in there.
 constexpr int LANES = STATE % 64 == 0 ? 16 : STATE % 32 == 0 ? 8 : 4;
 constexpr int EACH = 4;  // columns of so many lanes
@@ -20,8 +20,9 @@ SHARED_FLOATS(gates, CHUNK * 2);
 const int lane = int(thread_index_in_simdgroup), place = int(simdgroup_index_in_threadgroup) * 32 + lane;
 const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
-const int first = spans[row * 5], count = spans[row * 5 + 1], slot = spans[row * 5 + 2], keep = spans[row * 5 + 4];
-const bool fresh = spans[row * 5 + 3] != 0;
+const int first = spans[row * 6], count = spans[row * 6 + 1], slot = spans[row * 6 + 2], keep = spans[row * 6 + 4];
+const bool fresh = spans[row * 6 + 3] != 0;
+const int target = spans[row * 6 + 5];
 if (count <= 0) {
   return;
 }
@@ -154,7 +155,7 @@ for (int e = 0; e < EACH; ++e) {
 #pragma unroll
   for (int j = 0; j < FOURS; ++j) {
     if (begin_column + own + e < SIZE) {
-      store_four((DEVICE float4*)(STATES_AFTER(states, row, slot, ALL) + line + e * STATE) + j * LANES + part, state[e] + j * 4);
+      store_four((DEVICE float4*)(STATES_AFTER(states, row, target, ALL) + line + e * STATE) + j * LANES + part, state[e] + j * 4);
     }
   }
 }

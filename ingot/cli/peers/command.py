@@ -1,0 +1,275 @@
+"""`ingot bench peers [MODEL]`: ingot beside other servers, on this machine and this model, with the work of an agent.
+
+Each peer is compared by itself: ingot and it are started on the same weights, take turns at the same work, and are
+stopped. This process only measures: it does without MLX.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ingot.cli.bench import calibrate_words
+from ingot.cli.client import ServerError
+from ingot.cli.flags import (
+    MODEL_FILE_SETTINGS,
+    CommandParser,
+    add_settings,
+    number_flag,
+    settings_from_arguments,
+)
+from ingot.cli.peers import table
+from ingot.cli.peers.comparison import Match, Trouble, compare, wins
+from ingot.cli.peers.models import Forms, prepare
+from ingot.cli.peers.processes import Placement, Server
+from ingot.cli.peers.report import Contender, Report, terminal_lines
+from ingot.cli.peers.session import Session, prose
+from ingot.cli.peers.table import OURS, PEER_NAMES, Peer, find_peer
+from ingot.cli.peers.works import WORK_NAMES, WORKS, Load, Work
+from ingot.config import DEFAULT_MODEL
+from ingot.errors import ConfigError, IngotError
+from ingot.models.files.progress import TerminalProgress
+
+ABOUT: Final = (
+    "Compare ingot with other servers on this machine, on the same weights, turn by turn in one run. Peers: "
+    f"{', '.join(PEER_NAMES)}; those that are found here take part. Two servers run at a time, so there must be "
+    "memory for both."
+)
+LONG_TOKENS: Final = 87_000
+PROBE_CHARACTERS: Final = (500, 1500)
+"""Of two texts, whose difference says how long a token is."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    peers: tuple[str, ...]
+    named: bool  # by the user, so that an absent one is worth a word
+    works: tuple[Work, ...]
+    flags: Mapping[str, tuple[str, ...]]
+    timeout: float
+    load_of: Callable[[Forms], Load]
+
+
+def run_bench_peers(arguments: list[str]) -> int:
+    namespace = _parser().parse(arguments)
+    flags = vars(namespace)
+    settings = settings_from_arguments(namespace).settings
+    chosen = read_choice(flags)
+    model = flags.get("model") or DEFAULT_MODEL
+    # Servers that were started end with this process, also when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    progress = TerminalProgress()
+    present, absent = _find(chosen, progress, install="install" in flags)
+    with tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
+        forms = prepare(model, flags.get("gguf"), Path(scratch) / "forms", settings)
+        load = chosen.load_of(forms)
+        report = Report(forms.name, arguments, load, [], [], list(forms.notes), absent)
+        for peer, program in present:
+            _compare_with(peer, program, forms, load, chosen, Path(scratch), report)
+    if report.matches:
+        print(f"\n{wins(report.matches)}")
+    if (folder := flags.get("report")) is not None:
+        written = report.write(folder)
+        print(f"the report is in {folder}: {', '.join(path.name for path in written)}")
+    return 0 if report.matches else 1
+
+
+def _parser() -> CommandParser:
+    load = Load
+    parser = CommandParser("bench peers", ABOUT)
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help=f"a model that ingot serves (default: {DEFAULT_MODEL})"
+    )
+    parser.flag("--peers", metavar="NAME,...", help="only these (default: all that are found)")
+    parser.flag(
+        "--install",
+        action="store_true",
+        help=f"install those that are missing into environments of their own, below {table.PEERS_FOLDER}",
+    )
+    parser.flag("--gguf", metavar="FILE", type=Path, help="the same weights for servers that load GGUF files alone")
+    kinds = "; ".join(f"{work.name}: {work.about}" for work in WORKS)
+    parser.flag("--work", metavar="NAME,...", help=f"only these (default: all). {kinds}")
+    parser.flag("--quick", action="store_true", help="less of everything, to see that it works")
+    parser.flag("--long", action="store_true", help=f"the agent's session ends at {LONG_TOKENS} tokens")
+    parser.flag("--rounds", metavar="N", help=f"of streams and long prompts (default: {load.rounds})")
+    parser.flag("--streams", metavar="N,N", help=f"at once (default: {','.join(map(str, load.streams))})")
+    parser.flag(
+        "--flags",
+        metavar="NAME='--a 1'",
+        action="append",
+        help="more flags for the server of that name, or for ingot; may be repeated",
+    )
+    parser.flag("--report", metavar="FOLDER", type=Path, help="write report.md, report.json and plots here")
+    parser.flag("--timeout", metavar="N", help="seconds of silence after which a request fails (default: 600)")
+    add_settings(parser, (), names=MODEL_FILE_SETTINGS)
+    return parser
+
+
+def read_choice(flags: Mapping[str, Any]) -> Chosen:
+    """What the flags ask for. Raises ConfigError."""
+    works = _listed("--work", flags.get("work"), WORK_NAMES)
+    most = Load.rounds
+    rounds = number_flag(flags, "rounds", 1 if "quick" in flags else most, low=1)
+    streams = flags.get("streams")
+    levels = Load.streams if streams is None else tuple(_numbers("--streams", streams))
+
+    def load_of(forms: Forms) -> Load:
+        load = Load(forms.traits, rounds=rounds, streams=levels)
+        if "long" in flags:
+            load = replace(load, session_tokens=LONG_TOKENS)
+        if "quick" in flags:
+            fewer = levels if streams is not None else levels[:2]
+            load = replace(load, streams=fewer, turns=4, opening=700, session_tokens=1500, long_prompt=1000)
+            load = replace(load, prompt_tokens=64, output_tokens=16, questions=2, answers=2)
+        return load
+
+    return Chosen(
+        _listed("--peers", flags.get("peers"), (*PEER_NAMES, OURS)) if "peers" in flags else PEER_NAMES,
+        "peers" in flags,
+        tuple(work for work in WORKS if work.name in works),
+        _more_flags(flags.get("flags") or []),
+        float(number_flag(flags, "timeout", 600, low=1)),
+        load_of,
+    )
+
+
+def _listed(flag: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
+    if text is None:
+        return tuple(known)
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{flag}: {name!r} is none of {', '.join(known)}")
+    return names
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    return [
+        number_flag({flag.removeprefix("--"): part}, flag.removeprefix("--"), 0, 1, 4096) for part in text.split(",")
+    ]
+
+
+def _more_flags(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, more = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--flags: {text!r} is not NAME='FLAGS'")
+        _listed("--flags", name, (OURS, *PEER_NAMES))
+        found[name] = (*found.get(name, ()), *shlex.split(more))
+    return found
+
+
+def _find(
+    chosen: Chosen, progress: TerminalProgress, *, install: bool
+) -> tuple[list[tuple[Peer, Path]], list[tuple[str, str]]]:
+    """The peers that can take part, and why others cannot."""
+    present: list[tuple[Peer, Path]] = []
+    absent: list[tuple[str, str]] = []
+    for name in chosen.peers:
+        peer = find_peer(name)
+        program = table.find_program(peer)
+        why = table.absence(peer)
+        if program is None and install and table.can_install(peer):
+            try:
+                table.install(peer, progress)
+            except IngotError as error:
+                why = error.message
+            progress.finish()
+            program = table.find_program(peer)
+        if program is None:
+            absent.append((name, why))
+            print(f"{name}: {why}")
+        else:
+            present.append((peer, program))
+    if not present:
+        raise ConfigError("none of these servers is here" + ("" if install else "; `--install` installs some of them"))
+    return present, absent
+
+
+def _compare_with(
+    peer: Peer, program: Path, forms: Forms, load: Load, chosen: Chosen, scratch: Path, report: Report
+) -> None:
+    """With answers that end, and with those that do not, each on servers of their own."""
+    match = Match(peer.name)
+    version = table.version_of(peer, program)
+    print(f"\n{peer.name} {version}", flush=True)
+    for endless in (True, False):
+        works = [work for work in chosen.works if work.endless is endless]
+        if not works:
+            continue
+        try:
+            sides = [
+                _server(each, where, forms, load, chosen, scratch / f"{peer.name}-{endless}-{number}", endless=endless)
+                for number, (each, where) in enumerate(((find_peer(OURS), _ours()), (peer, program)))
+            ]
+            with sides[0] as ours, sides[1] as theirs:
+                _note_contenders(report, (ours, theirs), version)
+                ready = _calibrated(load, ours, forms)
+                compare((ours, theirs), works, ready, match, lambda text: print(f"  {text}", flush=True))
+        except (ServerError, ConfigError) as error:
+            match.troubles.append(Trouble(peer.name, works[0].name, "did not run", _last_line(error.message)))
+            print(f"  {match.troubles[-1]}", flush=True)
+            break
+    if match.figures:
+        report.matches.append(match)
+        print("\n".join(terminal_lines(match)), flush=True)
+    else:
+        report.absent.append((peer.name, f"{version}: {match.troubles[-1].why}"))
+
+
+def _ours() -> Path:
+    program = table.find_program(find_peer(OURS))
+    assert program is not None
+    return program
+
+
+def _server(
+    peer: Peer, program: Path, forms: Forms, load: Load, chosen: Chosen, scratch: Path, *, endless: bool
+) -> Server:
+    weights = forms.of(peer, endless=endless)
+    more = chosen.flags.get(peer.name, ())
+    server = Server(
+        peer, program, Placement(weights, forms.name, load.most_streams, load.traits.context, scratch, more)
+    )
+    server.client.timeout = chosen.timeout
+    return server
+
+
+def _note_contenders(report: Report, servers: Sequence[Server], version: str) -> None:
+    known = {each.name for each in report.contenders}
+    for server in servers:
+        if server.name not in known:
+            said = table.version_of(server.peer, server.program) if server.name == OURS else version
+            report.contenders.append(Contender(server.name, said, server.shown))
+            known.add(server.name)
+
+
+def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
+    """How long this model's tokens are, by what the server counts; and a session of its own for the pair."""
+
+    def count(text: str) -> int:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        answer = server.client.post("chat/completions", server.ask(body))
+        return int(answer["usage"]["prompt_tokens"])
+
+    words = calibrate_words(load.prompt_tokens, lambda words: count(" ".join(["time"] * words)))
+    few, many = (prose(random.Random(0), characters) for characters in PROBE_CHARACTERS)
+    characters = (len(many) - len(few)) / max(1, count(many) - count(few))
+    session = Session(forms.traits.tools)
+    told = session.opening()
+    taken = len(str(told)) + len(str(session.body))
+    padding = max(0, int(load.course.opening * characters) - taken)
+    return replace(load, words=words, characters=characters, session=replace(session, padding=padding))
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if len(lines) < 2 else f"{lines[0]} {lines[-1]}"[:400]
