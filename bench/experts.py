@@ -85,6 +85,7 @@ TINY = {"mixture": Shape(), "wide": Shape(512, 128), "qwen3-30b-a3b": Shape(copi
 @dataclass(frozen=True, slots=True)
 class Turn:
     seconds: float
+    cpu: float  # seconds that processors were busy for this process
     tokens: int
     answers: tuple[tuple[int, ...], ...]
     stats: ExpertStats
@@ -109,6 +110,8 @@ class Figures:
     megabytes_a_token: float
     wasted: float  # the share of these that nobody needed
     same: bool  # all ways gave the same tokens
+    seconds: tuple[tuple[float, ...], ...] = ()  # of each round: all in memory, read ahead, without overlap
+    cpu: tuple[tuple[float, ...], ...] = ()
 
 
 class Disk:
@@ -212,9 +215,10 @@ class Side:
         return turn
 
     def _timed(self, work: Callable[[], list[list[int]]], tokens: int) -> Turn:
-        before, began = self._stats(), time.perf_counter()
+        before, began, busy = self._stats(), time.perf_counter(), time.process_time()
         answers = work()
-        return Turn(time.perf_counter() - began, tokens, tuple(map(tuple, answers)), self._stats().since(before))
+        seconds, cpu = time.perf_counter() - began, time.process_time() - busy
+        return Turn(seconds, cpu, tokens, tuple(map(tuple, answers)), self._stats().since(before))
 
     def _stats(self) -> ExpertStats:
         return ExpertStats() if self.adapter.experts is None else self.adapter.experts.stats
@@ -301,6 +305,8 @@ class Bench:
             read / tokens / 1e6,
             max(0.0, 1 - needed / max(1, read)),
             all(turn.answers == turns[0].answers for turns in found for turn in turns),
+            tuple(tuple(turn.seconds for turn in turns) for turns in counted),
+            tuple(tuple(turn.cpu for turn in turns) for turns in counted),
         )
 
 

@@ -33,6 +33,7 @@ def test_all_ways_give_the_same_tokens_and_figures_are_shares(
     assert "reads slowed down to 4 GB/s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_shape_for_gpus_runs_by_cudas_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_AS", "cuda")
     few = ["--streams", "1", "--prompt", "4", "--output", "1", "--prefill", "4", "--rounds", "1", "--shares", "50"]
