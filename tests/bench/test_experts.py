@@ -33,13 +33,6 @@ def test_all_ways_give_the_same_tokens_and_figures_are_shares(
     assert "reads slowed down to 4 GB/s" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_the_shape_for_gpus_runs_by_cudas_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INGOT_AS", "cuda")
-    few = ["--streams", "1", "--prompt", "4", "--output", "1", "--prefill", "4", "--rounds", "1", "--shares", "50"]
-    assert main(["--tiny", "--shape", "qwen3-30b-a3b", "--disk-gbps", "4", *few]) == 0
-
-
 def test_padding_changes_nothing_of_what_the_mixture_says(tmp_path: Path) -> None:
     Padded(TINY["wide"]).write(tmp_path)
     tokens = next(texts_for(MIXTURE))[:24]
