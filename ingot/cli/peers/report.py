@@ -149,7 +149,8 @@ def ratio_text(figure: Figure) -> str:
 def table_rows(match: Match) -> Iterator[list[str]]:
     """Cells: the figure, ours, theirs, the ratio, the verdict; by kind of work, in order."""
     order = [work.name for work in WORKS]
-    for figure in sorted(match.figures, key=lambda figure: order.index(figure.work)):
+    found = [figure for figure in match.figures if figure.found[OURS] or figure.found[THEIRS]]
+    for figure in sorted(found, key=lambda figure: order.index(figure.work)):
         ours, theirs = (value_text(figure.middle(side), figure.unit) for side in SIDES)
         yield [f"{figure.work}: {figure.name}", ours, theirs, ratio_text(figure), figure.verdict]
 

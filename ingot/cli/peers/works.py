@@ -38,6 +38,7 @@ from ingot.cli.peers.session import Course, Heard, Player, Session, listen, pros
 Figures = dict[str, float | None]
 """What a step found, by figure; None where the server does not say."""
 PROBE_PAUSE_S: Final = 0.05
+CALLED_TOOLS: Final = 6
 BESIDE_STREAMS: Final = 2
 STREAM_WORDS: Final = 8
 STREAM_TOKENS: Final = 4
@@ -302,7 +303,7 @@ def structured(server: Server, load: Load) -> Iterator[Figures]:
 
 def calls(server: Server, load: Load) -> Iterator[Figures]:
     """Calls of a tool that the request names; the share that names it, with arguments by its schema."""
-    listed = tools()
+    listed = tools()[:CALLED_TOOLS]
     for number in range(load.answers):
         wanted = listed[number % len(listed)]["function"]
         choice = {"type": "function", "function": {"name": wanted["name"]}}
