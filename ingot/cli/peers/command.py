@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -65,11 +66,9 @@ def run_bench_peers(arguments: list[str]) -> int:
     settings = settings_from_arguments(namespace).settings
     chosen = read_choice(flags)
     model = flags.get("model") or DEFAULT_MODEL
-    # Servers that were started end with this process, also when it is told to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     progress = TerminalProgress()
     present, absent = _find(chosen, progress, install="install" in flags)
-    with tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
+    with _ending_with_its_servers(), tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
         forms = prepare(model, flags.get("gguf"), [peer for peer, _ in present], Path(scratch) / "forms", settings)
         load = chosen.load_of(forms)
         report = Report(forms.name, arguments, load, [], [], list(forms.notes), absent)
@@ -79,6 +78,16 @@ def run_bench_peers(arguments: list[str]) -> int:
         finally:  # also of a run that was interrupted
             _publish(report, flags.get("report"))
     return 0 if report.matches else 1
+
+
+@contextmanager
+def _ending_with_its_servers() -> Iterator[None]:
+    """A process that is told to end leaves its `with` blocks, and so stops the servers that it started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _publish(report: Report, folder: Path | None) -> None:
