@@ -115,7 +115,7 @@ def _parser() -> CommandParser:
     parser.flag("--work", metavar="NAME,...", help=f"only these (default: all). {kinds}")
     parser.flag("--quick", action="store_true", help="less of everything, to see that it works")
     parser.flag("--long", action="store_true", help=f"the agent's session ends at {LONG_TOKENS} tokens")
-    parser.flag("--rounds", metavar="N", help=f"of streams and long prompts (default: {load.rounds})")
+    parser.flag("--rounds", metavar="N", help=f"of all work but sessions and memory (default: {load.rounds})")
     parser.flag("--streams", metavar="N,N", help=f"at once (default: {','.join(map(str, load.streams))})")
     parser.flag(
         "--flags",

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -42,6 +42,7 @@ class Report:
     matches: list[Match]
     notes: list[str]
     absent: list[tuple[str, str]]
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def write(self, folder: Path) -> list[Path]:
         """`report.md`, `report.json` and, where matplotlib is installed, plots. Returns what was written."""
@@ -55,7 +56,12 @@ class Report:
     def markdown(self, plotted: Sequence[Path] = ()) -> Iterator[str]:
         yield from (f"# ingot and other servers, {self.model}", "")
         yield from (f"    {' '.join(['ingot', 'bench', 'peers', *self.arguments])}", "")
-        yield f"{describe_machine()}. {self._about_rounds()}"
+        yield f"{describe_machine()}, with a load of {self.load_before:.1f} before the run. {self._about_rounds()}"
+        if self.load_before > (os.cpu_count() or 1) / 2:
+            yield from (
+                "",
+                "**The machine was busy with other work**, so no time is that of an idle one, and ratios vary more.",
+            )
         yield from ("", "| server | version | command |", "|---|---|---|")
         for each in self.contenders:
             yield f"| {each.name} | {each.version} | `{each.command}` |"
@@ -81,7 +87,7 @@ class Report:
             "ingot": __version__,
             "model": self.model,
             "arguments": list(self.arguments),
-            "machine": surroundings(),
+            "machine": surroundings() | {"load_before": self.load_before},
             "load": {name: value for name, value in asdict(self.load).items() if name != "session"},
             "servers": [asdict(each) for each in self.contenders],
             "absent": dict(self.absent),
