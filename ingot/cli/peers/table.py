@@ -91,7 +91,7 @@ PEERS: Final = (
         command=(
             *("{program}", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
             *("--served-model-name", "default", "--continuous-batching", "--max-num-seqs", "{streams}"),
-            *("--ssd-cache-dir", "{cache}"),
+            *("--ssd-cache-dir", "{cache}", "--enable-auto-tool-choice", "--tool-call-parser", "auto"),
         ),
         requirements=("vllm-mlx",),
         mlx=True,
