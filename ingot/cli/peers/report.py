@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from ingot.cli import plots
 from ingot.cli.peers.comparison import OURS, SIDES, THEIRS, Figure, Match, wins
+from ingot.cli.peers.processes import KEPT_VARIABLES
 from ingot.cli.peers.works import WORKS, Load
 from ingot.version import __version__
 
@@ -55,7 +56,8 @@ class Report:
 
     def markdown(self, plotted: Sequence[Path] = ()) -> Iterator[str]:
         yield from (f"# ingot and other servers, {self.model}", "")
-        yield from (f"    {' '.join(['ingot', 'bench', 'peers', *self.arguments])}", "")
+        variables = [f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if name in os.environ]
+        yield from (f"    {' '.join([*variables, 'ingot', 'bench', 'peers', *self.arguments])}", "")
         yield f"{describe_machine()}, with a load of {self.load_before:.1f} before the run. {self._about_rounds()}"
         if self.load_before > (os.cpu_count() or 1) / 2:
             yield from (

@@ -267,11 +267,18 @@ def _distribution_version(programs: Path, name: str) -> str:
 
 def fast_blas(peer: Peer) -> dict[str, str]:
     """Variables that give a peer on Linux CPUs the BLAS that ingot gives MLX, in place of a reference one that would
-    decide every comparison; empty where there is none, or MLX does not need it."""
+    decide every comparison, and as many threads for it as ingot's kernels have; empty where there is none, or MLX does
+    not need it."""
     libraries = fastblas.libraries() if peer.mlx and sys.platform == "linux" else None
     if libraries is None:
         return {}
-    return {"PYTHONPATH": str(SITE), "INGOT_PEER_BLAS": os.pathsep.join(map(str, libraries))}
+    found = {"PYTHONPATH": str(SITE), "INGOT_PEER_BLAS": os.pathsep.join(map(str, libraries))}
+    return found | {"OPENBLAS_NUM_THREADS": threads()}
+
+
+def threads() -> str:
+    """Of every server that computes on CPUs."""
+    return os.environ.get("INGOT_THREADS", str(os.cpu_count() or 1))
 
 
 SITE: Final = Path(__file__).parent / "site"

@@ -142,6 +142,11 @@ def a_report() -> Report:
     return Report("m", ["m", "--quick"], Load(TRAITS), servers, [match], ["a note"], absent, load_before=0.0)
 
 
+def test_the_page_repeats_the_command_with_the_variables_that_servers_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_THREADS", "1")
+    assert "INGOT_THREADS=1 ingot bench peers m --quick" in "\n".join(a_report().markdown())
+
+
 def test_the_page_says_whether_others_used_the_machine() -> None:
     quiet, busy = ("\n".join(replace(a_report(), load_before=load).markdown()) for load in (0.0, 1000.0))
     assert "with a load of 1000.0 before the run" in busy and "The machine was busy" in busy
