@@ -46,6 +46,8 @@ ABOUT: Final = (
 LONG_TOKENS: Final = 87_000
 MOST_TOOLS: Final = 0.6
 """Of a session's last prompt, what its tools may take."""
+COUNTED: Final = {"max_tokens": 1, "cache": "off"}
+"""Of requests that ask ingot how long a prompt is. Nothing of it may be known to it, and unknown to its peer, later."""
 PROBE_CHARACTERS: Final = (500, 1500)
 """Of two texts, whose difference says how long a token is."""
 
@@ -274,7 +276,7 @@ def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
     """How long this model's tokens are, by what the server counts; and a session of its own for the pair."""
 
     def count(text: str) -> int:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        body = {"messages": [{"role": "user", "content": text}], **COUNTED}
         answer = server.client.post("chat/completions", server.ask(body))
         return int(answer["usage"]["prompt_tokens"])
 
@@ -287,7 +289,7 @@ def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
 
 def _fitting_session(load: Load, server: Server, session: Session) -> Session:
     """Its instructions are as long as the load wants them, or have fewer tools where the context is short."""
-    body = {"messages": session.opening(), "max_tokens": 1, **session.body}
+    body = {"messages": session.opening(), **COUNTED, **session.body}
     try:
         tokens = int(server.client.post("chat/completions", server.ask(body))["usage"]["prompt_tokens"])
     except ServerError:  # more than the context holds

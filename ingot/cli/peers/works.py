@@ -259,7 +259,7 @@ def kill(server: Server, load: Load) -> Iterator[Figures]:
 
 def _interrupted(server: Server, load: Load, name: str, end: Callable[[], None]) -> Iterator[Figures]:
     for round_ in range(load.rounds):
-        rules = load.text(f"conversation {round_} of {name}", load.within(load.session_tokens, 768))
+        rules = load.text(f"conversation {round_} of {name}", load.within(load.opening, 768))
 
         def ask(question: str, rules: str = rules) -> Heard:
             said = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
