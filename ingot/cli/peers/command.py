@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,8 @@ ABOUT: Final = (
 LONG_TOKENS: Final = 87_000
 MOST_TOOLS: Final = 0.6
 """Of a session's last prompt, what its tools may take."""
+COUNTED: Final = {"max_tokens": 1, "cache": "off"}
+"""Of requests that ask ingot how long a prompt is. Nothing of it may be known to it, and unknown to its peer, later."""
 PROBE_CHARACTERS: Final = (500, 1500)
 """Of two texts, whose difference says how long a token is."""
 
@@ -65,11 +68,9 @@ def run_bench_peers(arguments: list[str]) -> int:
     settings = settings_from_arguments(namespace).settings
     chosen = read_choice(flags)
     model = flags.get("model") or DEFAULT_MODEL
-    # Servers that were started end with this process, also when it is told to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     progress = TerminalProgress()
     present, absent = _find(chosen, progress, install="install" in flags)
-    with tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
+    with _ending_with_its_servers(), tempfile.TemporaryDirectory(prefix="ingot-peers-") as scratch:
         forms = prepare(model, flags.get("gguf"), [peer for peer, _ in present], Path(scratch) / "forms", settings)
         load = chosen.load_of(forms)
         report = Report(forms.name, arguments, load, [], [], list(forms.notes), absent)
@@ -79,6 +80,16 @@ def run_bench_peers(arguments: list[str]) -> int:
         finally:  # also of a run that was interrupted
             _publish(report, flags.get("report"))
     return 0 if report.matches else 1
+
+
+@contextmanager
+def _ending_with_its_servers() -> Iterator[None]:
+    """A process that is told to end leaves its `with` blocks, and so stops the servers that it started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _publish(report: Report, folder: Path | None) -> None:
@@ -106,7 +117,7 @@ def _parser() -> CommandParser:
     parser.flag("--work", metavar="NAME,...", help=f"only these (default: all). {kinds}")
     parser.flag("--quick", action="store_true", help="less of everything, to see that it works")
     parser.flag("--long", action="store_true", help=f"the agent's session ends at {LONG_TOKENS} tokens")
-    parser.flag("--rounds", metavar="N", help=f"of streams and long prompts (default: {load.rounds})")
+    parser.flag("--rounds", metavar="N", help=f"of all work but sessions and memory (default: {load.rounds})")
     parser.flag("--streams", metavar="N,N", help=f"at once (default: {','.join(map(str, load.streams))})")
     parser.flag(
         "--flags",
@@ -265,7 +276,7 @@ def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
     """How long this model's tokens are, by what the server counts; and a session of its own for the pair."""
 
     def count(text: str) -> int:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        body = {"messages": [{"role": "user", "content": text}], **COUNTED}
         answer = server.client.post("chat/completions", server.ask(body))
         return int(answer["usage"]["prompt_tokens"])
 
@@ -278,7 +289,7 @@ def _calibrated(load: Load, server: Server, forms: Forms) -> Load:
 
 def _fitting_session(load: Load, server: Server, session: Session) -> Session:
     """Its instructions are as long as the load wants them, or have fewer tools where the context is short."""
-    body = {"messages": session.opening(), "max_tokens": 1, **session.body}
+    body = {"messages": session.opening(), **COUNTED, **session.body}
     try:
         tokens = int(server.client.post("chat/completions", server.ask(body))["usage"]["prompt_tokens"])
     except ServerError:  # more than the context holds

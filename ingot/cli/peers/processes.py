@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from ingot.cli.client import ServerClient, ServerError
-from ingot.cli.peers.table import PROBE_S, Peer, fast_blas, modelfile
+from ingot.cli.peers.table import PROBE_S, Peer, fast_blas, modelfile, threads
 
 START_S: Final = 300.0
 POLL_S: Final = 0.1
@@ -65,7 +65,7 @@ class Placement:
             "streams": str(self.streams),
             "context": str(self.context),
             "contexts": str(self.context * min(self.streams, 8)),
-            "threads": os.environ.get("INGOT_THREADS", str(os.cpu_count() or 1)),
+            "threads": threads(),
             "cache": str(self.scratch / "cache"),
         }
 

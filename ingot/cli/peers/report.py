@@ -7,13 +7,14 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.cli import plots
 from ingot.cli.peers.comparison import OURS, SIDES, THEIRS, Figure, Match, wins
+from ingot.cli.peers.processes import KEPT_VARIABLES
 from ingot.cli.peers.works import WORKS, Load
 from ingot.version import __version__
 
@@ -42,6 +43,7 @@ class Report:
     matches: list[Match]
     notes: list[str]
     absent: list[tuple[str, str]]
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def write(self, folder: Path) -> list[Path]:
         """`report.md`, `report.json` and, where matplotlib is installed, plots. Returns what was written."""
@@ -54,8 +56,14 @@ class Report:
 
     def markdown(self, plotted: Sequence[Path] = ()) -> Iterator[str]:
         yield from (f"# ingot and other servers, {self.model}", "")
-        yield from (f"    {' '.join(['ingot', 'bench', 'peers', *self.arguments])}", "")
-        yield f"{describe_machine()}. {self._about_rounds()}"
+        variables = [f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if name in os.environ]
+        yield from (f"    {' '.join([*variables, 'ingot', 'bench', 'peers', *self.arguments])}", "")
+        yield f"{describe_machine()}, with a load of {self.load_before:.1f} before the run. {self._about_rounds()}"
+        if self.load_before > (os.cpu_count() or 1) / 2:
+            yield from (
+                "",
+                "**The machine was busy with other work**, so no time is that of an idle one, and ratios vary more.",
+            )
         yield from ("", "| server | version | command |", "|---|---|---|")
         for each in self.contenders:
             yield f"| {each.name} | {each.version} | `{each.command}` |"
@@ -81,7 +89,7 @@ class Report:
             "ingot": __version__,
             "model": self.model,
             "arguments": list(self.arguments),
-            "machine": surroundings(),
+            "machine": surroundings() | {"load_before": self.load_before},
             "load": {name: value for name, value in asdict(self.load).items() if name != "session"},
             "servers": [asdict(each) for each in self.contenders],
             "absent": dict(self.absent),

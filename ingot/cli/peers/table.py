@@ -1,8 +1,8 @@
 """The servers that ingot is compared with, one row each: how a server is found, installed, started and recognised.
 
 A peer lives in an environment of its own, `PEERS_FOLDER/NAME`, where `--install` puts it, or on the PATH. Its command
-has its best settings as far as its documentation tells them: prefix caching on, as many sequences at once as the load
-has, and its cache on disk where it has one. Words in braces are filled in where it is started:
+has its best settings as far as its sources or its documentation tell them: prefix caching on, as many sequences at once
+as the load has, and its cache on disk where it has one. Words in braces are filled in where it is started:
 
 `{program}` the program; `{model}` the folder or GGUF file; `{name}` what requests call the model; `{models}` a folder
 that holds only the model; `{port}`; `{streams}` sequences at once; `{context}` tokens of a sequence and `{contexts}`
@@ -91,6 +91,7 @@ PEERS: Final = (
         command=(
             *("{program}", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
             *("--served-model-name", "default", "--continuous-batching", "--max-num-seqs", "{streams}"),
+            *("--ssd-cache-dir", "{cache}", "--enable-auto-tool-choice", "--tool-call-parser", "auto"),
         ),
         requirements=("vllm-mlx",),
         mlx=True,
@@ -103,10 +104,12 @@ PEERS: Final = (
         command=(
             *("{program}", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
             *("--served-model-name", "default", "--max-num-seqs", "{streams}"),
+            *("--hybrid-cache-entries", "{streams}"),
         ),
         requirements=("rapid-mlx",),
         mlx=True,
         version=("{python}", "rapid-mlx"),
+        environment={"DO_NOT_TRACK": "1"},
     ),
     Peer(
         name="omlx",
@@ -264,11 +267,18 @@ def _distribution_version(programs: Path, name: str) -> str:
 
 def fast_blas(peer: Peer) -> dict[str, str]:
     """Variables that give a peer on Linux CPUs the BLAS that ingot gives MLX, in place of a reference one that would
-    decide every comparison; empty where there is none, or MLX does not need it."""
+    decide every comparison, and as many threads for it as ingot's kernels have; empty where there is none, or MLX does
+    not need it."""
     libraries = fastblas.libraries() if peer.mlx and sys.platform == "linux" else None
     if libraries is None:
         return {}
-    return {"PYTHONPATH": str(SITE), "INGOT_PEER_BLAS": os.pathsep.join(map(str, libraries))}
+    found = {"PYTHONPATH": str(SITE), "INGOT_PEER_BLAS": os.pathsep.join(map(str, libraries))}
+    return found | {"OPENBLAS_NUM_THREADS": threads()}
+
+
+def threads() -> str:
+    """Of every server that computes on CPUs."""
+    return os.environ.get("INGOT_THREADS", str(os.cpu_count() or 1))
 
 
 SITE: Final = Path(__file__).parent / "site"

@@ -39,6 +39,8 @@ Figures = dict[str, float | None]
 """What a step found, by figure; None where the server does not say."""
 PROBE_PAUSE_S: Final = 0.05
 CALLED_TOOLS: Final = 6
+TOKENS_OF_A_TOOL: Final = 300
+"""At most, and its share of the answer, by the foundry's tokenizer, whose tokens are short."""
 BESIDE_STREAMS: Final = 2
 STREAM_WORDS: Final = 8
 STREAM_TOKENS: Final = 4
@@ -256,25 +258,26 @@ def kill(server: Server, load: Load) -> Iterator[Figures]:
 
 
 def _interrupted(server: Server, load: Load, name: str, end: Callable[[], None]) -> Iterator[Figures]:
-    rules = load.text(f"conversation of {name}", load.within(load.session_tokens, 768))
+    for round_ in range(load.rounds):
+        rules = load.text(f"conversation {round_} of {name}", load.within(load.opening, 768))
 
-    def ask(question: str) -> Heard:
-        said = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
-        return listen(server.client, server.ask({"messages": said, "max_tokens": 8, **server.peer.body}))
+        def ask(question: str, rules: str = rules) -> Heard:
+            said = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
+            return listen(server.client, server.ask({"messages": said, "max_tokens": 8, **server.peer.body}))
 
-    first = ask("What comes first?")
-    again = ask("What comes next?")
-    end()
-    ready = server.start()
-    after = ask("What comes last?")
-    cached = after.cached_tokens
-    yield {
-        "cold": first.ttft,
-        "next turn": again.ttft,
-        f"ready after {name}": ready,
-        f"next turn after {name}": after.ttft,
-        f"cached after {name}": None if cached is None else cached / after.prompt_tokens,
-    }
+        first = ask("What comes first?")
+        again = ask("What comes next?")
+        end()
+        ready = server.start()
+        after = ask("What comes last?")
+        cached = after.cached_tokens
+        yield {
+            "cold": first.ttft,
+            "next turn": again.ttft,
+            f"ready after {name}": ready,
+            f"next turn after {name}": after.ttft,
+            f"cached after {name}": None if cached is None else cached / after.prompt_tokens,
+        }
 
 
 _PERSON: Final[dict[str, Any]] = {
@@ -303,7 +306,7 @@ def structured(server: Server, load: Load) -> Iterator[Figures]:
 
 def calls(server: Server, load: Load) -> Iterator[Figures]:
     """Calls of a tool that the request names; the share that names it, with arguments by its schema."""
-    listed = tools()[:CALLED_TOOLS]
+    listed = tools()[: min(CALLED_TOOLS, load.traits.context // TOKENS_OF_A_TOOL)]
     for number in range(load.answers):
         wanted = listed[number % len(listed)]["function"]
         choice = {"type": "function", "function": {"name": wanted["name"]}}
@@ -372,21 +375,22 @@ def memory(server: Server, load: Load) -> Iterator[Figures]:
 def overload(server: Server, load: Load) -> Iterator[Figures]:
     """Four times as many clients as the server takes at once."""
     count = 4 * load.most_streams
-    plan = load.plan(server.model, 2000, output=min(16, load.output_tokens))
-    bodies = [request_body(target(server, load), plan, f"client {number}") for number in range(count)]
-    began = time.perf_counter()
-    samples = run_concurrently(
-        lambda body: measure_request(server.client, "chat/completions", body), bodies, concurrency=count
-    )
-    seconds = time.perf_counter() - began
-    errors = [sample.problem for sample in samples if sample.problem is not None]
-    refused = sum(any(word in error for word in REFUSED) for error in errors)
-    yield {
-        "answered": (count - len(errors)) / count,
-        "refused with 429 or 503": refused / count,
-        "failed": (len(errors) - refused) / count,
-        "seconds for all": seconds,
-    }
+    for round_ in range(load.rounds):
+        plan = load.plan(server.model, 2000 + round_, output=min(16, load.output_tokens))
+        bodies = [request_body(target(server, load), plan, f"client {number}") for number in range(count)]
+        began = time.perf_counter()
+        samples = run_concurrently(
+            lambda body: measure_request(server.client, "chat/completions", body), bodies, concurrency=count
+        )
+        seconds = time.perf_counter() - began
+        errors = [sample.problem for sample in samples if sample.problem is not None]
+        refused = sum(any(word in error for word in REFUSED) for error in errors)
+        yield {
+            "answered": (count - len(errors)) / count,
+            "refused with 429 or 503": refused / count,
+            "failed": (len(errors) - refused) / count,
+            "seconds for all": seconds,
+        }
 
 
 def images(server: Server, load: Load) -> Iterator[Figures]:

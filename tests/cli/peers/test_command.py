@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +100,26 @@ def test_a_twin_without_end_tokens_is_otherwise_the_same(tmp_path: Path) -> None
 def test_the_process_that_measures_does_without_mlx() -> None:
     script = f"import sys, {command.__name__}; assert not {{'mlx', 'mlx.core', 'mlx_lm'}} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_nothing_of_what_measures_lengths_is_cached_when_the_work_begins() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        return {"usage": {"prompt_tokens": len(json.dumps(body)) // 4}}
+
+    ours: Any = SimpleNamespace(client=SimpleNamespace(post=post), ask=lambda body: body)
+    load = command._calibrated(read_choice({}).load_of(FORMS), ours, FORMS)
+    assert load.session.padding > 0
+    assert len(bodies) > 3 and {body["cache"] for body in bodies} == {"off"}
+
+
+def test_a_process_told_to_end_leaves_its_blocks_and_has_its_own_handler_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit), command._ending_with_its_servers():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,19 @@ def a_report() -> Report:
     match.figures[1].work = "memory"
     match.troubles.append(Trouble("other", "images", "not supported", "no images"))
     servers = [Contender("ingot", "1.0", "ingot serve m"), Contender("other", "2.0", "other m")]
-    return Report("m", ["m", "--quick"], Load(TRAITS), servers, [match], ["a note"], [("omlx", "runs on macOS alone")])
+    absent = [("omlx", "runs on macOS alone")]
+    return Report("m", ["m", "--quick"], Load(TRAITS), servers, [match], ["a note"], absent, load_before=0.0)
+
+
+def test_the_page_repeats_the_command_with_the_variables_that_servers_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_THREADS", "1")
+    assert "INGOT_THREADS=1 ingot bench peers m --quick" in "\n".join(a_report().markdown())
+
+
+def test_the_page_says_whether_others_used_the_machine() -> None:
+    quiet, busy = ("\n".join(replace(a_report(), load_before=load).markdown()) for load in (0.0, 1000.0))
+    assert "with a load of 1000.0 before the run" in busy and "The machine was busy" in busy
+    assert "The machine was busy" not in quiet
 
 
 def test_the_page_has_commands_versions_wins_losses_and_what_was_not_possible() -> None:

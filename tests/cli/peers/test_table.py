@@ -85,7 +85,9 @@ def test_what_is_not_known_stays_in_braces() -> None:
 def test_the_fast_blas_is_for_servers_that_compute_with_mlx_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(table.fastblas, "libraries", lambda: (Path("/a.so"), Path("/b.so")))
+    monkeypatch.setenv("INGOT_THREADS", "3")
     found = table.fast_blas(find_peer("mlx_lm.server"))
+    assert found["OPENBLAS_NUM_THREADS"] == "3"
     assert found["INGOT_PEER_BLAS"] == os.pathsep.join(("/a.so", "/b.so"))
     assert (Path(found["PYTHONPATH"]) / "sitecustomize.py").is_file()
     assert table.fast_blas(find_peer("llama-server")) == {}
