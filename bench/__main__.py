@@ -9,7 +9,7 @@ SUBJECTS = (
     *("peers", "http_share", "engine", "cpu", "attention", "families", "grammar", "restore", "blocks"),
     *("paged", "packed", "dense", "gpu", "gpu_diagnosis", "speculate", "restart", "codecs", "sparse", "sparse_quality"),
     *("sparse_scoring", "sparse_turns", "soak", "pictures", "replicas", "ranks", "adapters", "unpacking"),
-    *("mutated_media", "audio", "speech", "turns", "live", "gguf_models", "prompts", "unloading"),
+    *("experts", "mutated_media", "audio", "speech", "turns", "live", "gguf_models", "prompts", "unloading"),
     *("lazy_start", "sparse_layers", "host"),
 )
 

@@ -206,6 +206,9 @@ def become(command: list[str], env: dict[str, str], cwd: str) -> tuple[types.Cod
         case ["-m", name, *words]:
             sys.path[0] = cwd
             spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                name = f"{name}.__main__"
+                spec = importlib.util.find_spec(name)
             assert spec is not None and spec.origin is not None
             module.__spec__, module.__file__, sys.argv = spec, spec.origin, [spec.origin, *words]
             code = spec.loader.get_code(name)  # type: ignore[union-attr]

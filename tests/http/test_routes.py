@@ -63,7 +63,7 @@ async def test_a_path_is_taken_as_it_stands(path: str) -> None:
     ("method", "path", "allowed"),
     [
         ("GET", "/v1/chat/completions", {"POST"}),
-        ("DELETE", "/v1/models", {"GET", "HEAD"}),
+        ("DELETE", "/v1/models", {"GET", "HEAD", "POST"}),
         ("PUT", "/v1/requests/x", {"GET", "HEAD", "DELETE"}),
         ("OPTIONS", "/v1/completions", {"POST"}),
         ("PUT", "/v1/models/org/toy/unload", {"POST"}),

@@ -353,8 +353,8 @@ def test_a_policy_asks_what_is_known_beforehand_until_there_are_measurements() -
 
 
 def test_a_policy_believes_what_was_measured() -> None:
-    assert not measured(50.0, 0.8).pays(1000, 300, 1000, proven=True)
-    assert measured(50.0, 0.6).pays(1000, 300, 1000, proven=True)
+    assert not measured(50.0, 0.8, 0.9).pays(1000, 300, 1000, proven=True)
+    assert measured(50.0, 0.6, 0.7).pays(1000, 300, 1000, proven=True)
 
 
 def test_a_policy_thins_out_prompts_from_the_threshold_on_and_the_report_says_that_it_did(starting: Starting) -> None:
@@ -392,9 +392,9 @@ def test_a_quality_decides_for_each_prompt_how_much_is_kept_and_a_share_that_is_
             found = report(answer(engine, ask(prompt)))
             assert found.kept == int(required_tokens(1200).sum()) + 32 * chunks
             assert found.mass == pytest.approx(1.0)
-        found = report(answer(engine, ask((3, *some(1199, 9)), SpecPrefillRequest(keep=0.05))))
+        found = report(answer(engine, ask((4, *some(1199, 9)), SpecPrefillRequest(keep=0.05))))
         assert found.kept == int(required_tokens(1200).sum()) + 32 * 2
-        assert found.mass == pytest.approx(2 / 3)
+        assert found.mass == pytest.approx(2 / 4)
     finally:
         engine.close()
 

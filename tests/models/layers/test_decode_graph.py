@@ -452,7 +452,7 @@ def test_recurrent_states_are_found_where_they_are_moved_to(monkeypatch: pytest.
 def test_a_graph_that_leaves_other_recurrent_states_is_not_used(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = {
         "conv": (": seen[tap + 1];", ": seen[tap];"),
-        "state": ("STATES_AFTER(states, row, slot, ALL)", "STATES_AFTER(states, row, 0, ALL)"),
+        "state": ("STATES_AFTER(states, row, target, ALL)", "STATES_AFTER(states, row, 0, ALL)"),
     }[part]
 
     def broken(self: Emulator, text: KernelText) -> KernelText:
