@@ -39,7 +39,7 @@ MESSAGE_HEAD: Final = struct.Struct("<IQ")
 POLL_S: Final = 0.05
 """How often it is checked whether the client still waits."""
 START_S: Final = 30.0
-EXIT_S: Final = 1.0
+EXIT_S: Final = 5.0
 COPIES: Final = 2
 """Of a file, in a worker's memory."""
 MOST_FACT_BYTES: Final = 64 << 20
