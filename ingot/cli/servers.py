@@ -203,8 +203,8 @@ def run_stop(arguments: list[str]) -> int:
     parser.add_argument(
         "which",
         nargs="?",
-        metavar="PID|PORT|all",
-        help="the server's process or port, as `ingot ps` lists them, or all (default: the only one)",
+        metavar="PID|PORT|ADDRESS|all",
+        help="the server's process, port or address, as `ingot ps` lists them, or all (default: the only one)",
     )
     parser.flag(
         "--now",
@@ -232,9 +232,9 @@ def _choose_servers(which: str | None, servers: list[ServerRecord]) -> list[Serv
         if len(servers) > 1:
             raise ConfigError(f"several servers run here; say which, or all: {listed}")
         return servers
-    chosen = [each for each in servers if which in (str(each.pid), str(each.port))]
+    chosen = [each for each in servers if which.rstrip("/") in (str(each.pid), str(each.port), each.url)]
     if not chosen:
-        raise ConfigError(f"no server of yours has the process or port {which}; those that run: {listed}")
+        raise ConfigError(f"no server of yours has the process, port or address {which}; those that run: {listed}")
     if len(chosen) > 1:
         raise ConfigError(f"{which} means several; give the process: {listed}")
     return chosen

@@ -118,16 +118,17 @@ def test_without_a_server_both_say_so(run_here: Callable[..., Done]) -> None:
     assert done.returncode == 1 and "no server of yours runs" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["8001", "http://127.0.0.1:8001", "http://127.0.0.1:8001/"])
 def test_the_server_to_stop_is_the_one_that_is_named(
-    run_here: Callable[..., Done], home: Path, sleeper: subprocess.Popen[bytes]
+    name: str, run_here: Callable[..., Done], home: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     enter(home, record_of(sleeper.pid, 8001))
     enter(home, record_of(os.getpid(), 8002))
     done = run_here("stop")
     assert done.returncode == 2 and "say which, or all" in done.stderr and str(os.getpid()) in done.stderr
     done = run_here("stop", "8003")
-    assert done.returncode == 2 and "no server of yours has the process or port 8003" in done.stderr
-    done = run_here("stop", "8001")
+    assert done.returncode == 2 and "no server of yours has the process, port or address 8003" in done.stderr
+    done = run_here("stop", name)
     assert done.returncode == 0 and done.stdout == f"stopped {sleeper.pid} (http://127.0.0.1:8001)\n"
     assert sleeper.wait() == -signal.SIGTERM
 
