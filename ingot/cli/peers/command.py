@@ -78,6 +78,7 @@ def run_bench_peers(arguments: list[str]) -> int:
             for peer, program in present:
                 _compare_with(peer, program, forms, load, chosen, Path(scratch), report)
         finally:  # also of a run that was interrupted
+            _note_unmeasured(report, [peer.name for peer, _ in present])
             _publish(report, flags.get("report"))
     return 0 if report.matches else 1
 
@@ -90,6 +91,13 @@ def _ending_with_its_servers() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _note_unmeasured(report: Report, peers: Sequence[str]) -> None:
+    """Peers whose turn did not come, or was over before it gave a figure, because the run was interrupted."""
+    report.matches[:] = [match for match in report.matches if match.figures]
+    told = {match.peer for match in report.matches} | {name for name, _ in report.absent}
+    report.absent += [(name, "the run was interrupted before its turn") for name in peers if name not in told]
 
 
 def _publish(report: Report, folder: Path | None) -> None:

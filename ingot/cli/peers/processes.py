@@ -120,7 +120,7 @@ class Server:
         try:
             wait_until_ready(self.name, self._process, self.log, lambda: answers(self.client, self.peer.ready))
             self._run_beside(self.peer.before)
-        except ServerError:
+        except BaseException:  # also of a user who does not want to wait: no `with` block stops it yet
             self.stop()
             raise
         return time.perf_counter() - began

@@ -14,9 +14,11 @@ from foundry.package import MODELS
 from ingot.cli.bench import run_bench
 from ingot.cli.peers import command, table
 from ingot.cli.peers.command import read_choice
+from ingot.cli.peers.comparison import Match
 from ingot.cli.peers.models import Forms, Traits, read_traits, write_twin
+from ingot.cli.peers.report import Report
 from ingot.cli.peers.table import INGOT, PEER_NAMES, find_peer
-from ingot.cli.peers.works import WORK_NAMES
+from ingot.cli.peers.works import WORK_NAMES, Load
 from ingot.errors import ConfigError
 from tests.cli.scripted import environment
 from tests.processes import INGOT as PROGRAM
@@ -113,6 +115,15 @@ def test_nothing_of_what_measures_lengths_is_cached_when_the_work_begins() -> No
     load = command._calibrated(read_choice({}).load_of(FORMS), ours, FORMS)
     assert load.session.padding > 0
     assert len(bodies) > 3 and {body["cache"] for body in bodies} == {"off"}
+
+
+def test_a_report_of_an_interrupted_run_names_the_peers_whose_turn_did_not_come() -> None:
+    measured, begun = Match("mlx_lm.server"), Match("vllm-mlx")
+    measured.figure("agent", "next turn").found[0][0] = 1.0
+    report = Report("m", [], Load(TRAITS), [], [measured, begun], [], [("omlx", "runs on macOS alone")])
+    command._note_unmeasured(report, ["mlx_lm.server", "vllm-mlx", "rapid-mlx"])
+    assert report.matches == [measured]
+    assert [name for name, why in report.absent if "interrupted" in why] == ["vllm-mlx", "rapid-mlx"]
 
 
 def test_a_process_told_to_end_leaves_its_blocks_and_has_its_own_handler_afterwards() -> None:

@@ -1,10 +1,33 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ingot.cli.peers.processes import environment, ready_url, tree_bytes
+from ingot.cli.peers import processes
+from ingot.cli.peers.processes import Placement, Server, environment, ready_url, tree_bytes
+from ingot.cli.peers.table import Peer
+
+
+def test_a_server_is_stopped_when_waiting_for_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(name: str, process: subprocess.Popen[bytes], *_: Any) -> str:
+        started.append(process)
+        raise SystemExit(143)
+
+    monkeypatch.setattr(processes, "wait_until_ready", interrupted)
+    peer = Peer("waits", sys.executable, ("folder",), ("{program}", "-c", "import signal; signal.pause()"))
+    server = Server(peer, Path(sys.executable), Placement(tmp_path, "m", 1, 64, tmp_path / "scratch"))
+    with pytest.raises(SystemExit), server:
+        pass
+    assert not server.running and started[0].poll() is not None
 
 
 def test_the_address_is_taken_from_the_ready_line() -> None:
