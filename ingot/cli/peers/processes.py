@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from ingot.cli.client import ServerClient, ServerError
-from ingot.cli.peers.table import PROBE_S, Peer, fast_blas, modelfile, threads
+from ingot.cli.peers.table import OURS, PROBE_S, Peer, fast_blas, modelfile, threads
 
 START_S: Final = 300.0
 POLL_S: Final = 0.1
@@ -95,7 +95,8 @@ class Server:
         """The command for people, without folders that are gone tomorrow."""
         words = [f"{name}={value}" for name, value in self.environment.items() if name not in fast_blas(self.peer)]
         words += ["(with ingot's BLAS)"] if fast_blas(self.peer) else []
-        parts = [self.program.name, *self.command[1:]]
+        is_ours = self.peer.name == OURS  # `python -m ingot`
+        parts = [OURS, *self.command[3:]] if is_ours else [self.program.name, *self.command[1:]]
         here = (
             (str(self.placement.scratch / "cache"), "CACHE"),
             (str(self.placement.weights), self.placement.weights.name),

@@ -62,12 +62,12 @@ INGOT: Final = Peer(
     program=sys.executable,
     weights=("folder", "gguf"),
     command=(
-        *("{program}", "-m", "ingot.cli.main", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
+        *("{program}", "-m", "ingot", "serve", "{model}", "--host", "127.0.0.1", "--port", "{port}"),
         *("--served-model-name", "default", "--max-sequences", "{streams}", "--cache-dir", "{cache}"),
         *("--log-level", "warning"),
     ),
     ready="/health/ready",
-    version=("{program}", "-m", "ingot.cli.main", "--version"),
+    version=("{program}", "-m", "ingot", "--version"),
     body={"ignore_eos": True},
 )
 PEERS: Final = (
