@@ -104,7 +104,7 @@ class Server:
         )
         for path, name in here:
             parts = [part.replace(path, name) for part in parts]
-        return " ".join([*words, *parts])
+        return " ".join([*words, *parts]).replace(f"{self.program.name} -m ingot.cli.main", "ingot")
 
     def __enter__(self) -> Self:
         self.start()
