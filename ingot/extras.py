@@ -30,7 +30,7 @@ EXTRAS: Final[Mapping[str, Mapping[str, str]]] = {
         "opentelemetry.sdk": "opentelemetry-sdk>=1.30,<2",
         "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http>=1.30,<2",
     },
-    "bench": {"matplotlib": "matplotlib>=3.9,<4"},
+    "bench": {"matplotlib": "matplotlib>=3.9,<4", "jsonschema": "jsonschema>=4.23,<5"},
 }
 """The modules of each extra, and their requirements as in pyproject.toml."""
 EXTRA_USES: Final[Mapping[str, str]] = {
