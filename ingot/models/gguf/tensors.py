@@ -81,7 +81,8 @@ def wanted_tensors(
     model: nn.Module,
     rules: Mapping[str, Rule],
 ) -> list[WantedTensor]:
-    """Raises ModelError for a parameter that files of this architecture have no tensor for."""
+    """Raises ModelError for a parameter that files of this architecture have no tensor for, or whose layout the header
+    does not tell."""
     known = get_tensor_name_map(ARCHITECTURE_IDS[architecture], config["num_hidden_layers"])
     modules = dict(model.named_modules())
     parameters: Any = tree_flatten(model.parameters())
@@ -103,7 +104,10 @@ def _wanted_tensor(
     layer = re.search(r"layers\.(\d+)\.", path)
     parameter = Parameter(path, shape, f"blk.{layer[1]}." if layer else "", config, file)
     matching = (rule for pattern, rule in {**rules, **USUAL_RULES}.items() if re.search(pattern, path))
-    stored = next((found for rule in matching if (found := rule(parameter)) is not None), Stored((), (), {}))
+    try:
+        stored = next((found for rule in matching if (found := rule(parameter)) is not None), Stored((), (), {}))
+    except KeyError as missing:
+        raise ModelError(f"the header does not say {missing}, by which {path!r} is read") from None
     sources, shapes = stored.names, stored.shapes
     if not sources:
         source = _source(file, known, path)
