@@ -129,57 +129,6 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
         models.allow(models.named(request.path_params["model"]), reply_of(request.scope))
         return JsonResponse(body_of(request.path_params["model"], request))
 
-    def changing(change: Callable[[str], Awaitable[None]]) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            if not reply_of(request.scope).admin:
-                raise Forbidden(
-                    "Only the administrator may load and unload models: send the key that the server was started with "
-                    "as --admin-api-key."
-                )
-            name = models.named(request.path_params["model"]).name
-            await shared_state.attended(request.receive, lambda: change(name))
-            return JsonResponse(body_of(name, request))
-
-        return endpoint
-
-    async def load(name: str) -> None:
-        async with models.fleet.lease(name):
-            pass
-
-    async def add(request: Request) -> Response:
-        if not reply_of(request.scope).admin:
-            raise Forbidden("Only the administrator may add models: send the key given as --admin-api-key.")
-        if models.is_resident:
-            raise Forbidden("This server stays with its models: start it with --lazy, or with [models].")
-        async with shared_state.bodies.reading(request.scope, request.receive) as body:
-            name = await shared_state.read(body.raw, read_added_model, reply_of(request.scope).tenant)
-        entry = await anyio.to_thread.run_sync(models.fleet.new_entry, name)
-        for other in models.fleet.entries:
-            if matches_model_name(entry.name, other.names):
-                raise BadRequest(f"model: '{entry.name}' is served already.", param="model")
-        await shared_state.attended(request.receive, lambda: models.fleet.add(entry))
-        return JsonResponse(body_of(entry.name, request))
-
-    async def recommended(request: Request) -> Response:
-        if not reply_of(request.scope).admin:
-            raise Forbidden("Only the administrator may add models: send the key given as --admin-api-key.")
-        found = [] if models.is_resident else await anyio.to_thread.run_sync(models.fleet.recommended)
-        return JsonResponse(
-            RecommendedList(
-                [
-                    RecommendedModel(
-                        *(each.name, each.task, each.hub_id, each.parameters),
-                        *(each.download_bytes, each.weight_bytes, each.context),
-                    )
-                    for each in found
-                ]
-            )
-        )
-
-    async def stays(request: Request) -> Response:
-        await one(request)
-        raise Forbidden("The models of this server stay loaded: start it with --lazy, or with [models].")
-
     async def ollama_version(request: Request) -> Response:
         return JsonResponse(ollama_version_body())
 
@@ -188,12 +137,8 @@ def fleet_endpoints(models: ModelRegistry) -> dict[str, Any]:
 
     return {
         "listModels": listing(list_models),
-        "addModel": add,
-        "listRecommended": recommended,
         "retrieveModel": one,
-        "loadModel": changing(load) if not models.is_resident else one,
-        "unloadModel": changing(models.fleet.unload) if not models.is_resident else stays,
-        "swapModel": changing(models.fleet.swap) if not models.is_resident else stays,
+        **_admin_endpoints(models, body_of, one),
         "ollamaTags": listing(ollama_tags),
         "ollamaRunning": listing(ollama_running),
         "ollamaVersion": ollama_version,
@@ -239,3 +184,70 @@ def _lora_change_endpoint(
         return JsonResponse(changed)
 
     return endpoint
+
+
+def _admin_endpoints(
+    models: ModelRegistry, body_of: Callable[[str, Request], ModelBody], one: Callable[[Request], Any]
+) -> dict[str, Any]:
+    """What changes which models are loaded or served; `one` describes a model."""
+    shared_state = models.shared_state
+
+    def changing(change: Callable[[str], Awaitable[None]]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            _require_admin(request, "load and unload models")
+            name = models.named(request.path_params["model"]).name
+            await shared_state.attended(request.receive, lambda: change(name))
+            return JsonResponse(body_of(name, request))
+
+        return endpoint
+
+    async def load(name: str) -> None:
+        async with models.fleet.lease(name):
+            pass
+
+    async def add(request: Request) -> Response:
+        _require_admin(request, "add models")
+        if models.is_resident:
+            raise Forbidden("This server stays with its models: start it with --lazy, or with [models].")
+        async with shared_state.bodies.reading(request.scope, request.receive) as body:
+            name = await shared_state.read(body.raw, read_added_model, reply_of(request.scope).tenant)
+        entry = await anyio.to_thread.run_sync(models.fleet.new_entry, name)
+        for other in models.fleet.entries:
+            if matches_model_name(entry.name, other.names):
+                raise BadRequest(f"model: '{entry.name}' is served already.", param="model")
+        await shared_state.attended(request.receive, lambda: models.fleet.add(entry))
+        return JsonResponse(body_of(entry.name, request))
+
+    async def recommended(request: Request) -> Response:
+        _require_admin(request, "add models")
+        found = [] if models.is_resident else await anyio.to_thread.run_sync(models.fleet.recommended)
+        return JsonResponse(
+            RecommendedList(
+                [
+                    RecommendedModel(
+                        *(each.name, each.task, each.hub_id, each.parameters),
+                        *(each.download_bytes, each.weight_bytes, each.context),
+                    )
+                    for each in found
+                ]
+            )
+        )
+
+    async def stays(request: Request) -> Response:
+        await one(request)
+        raise Forbidden("The models of this server stay loaded: start it with --lazy, or with [models].")
+
+    return {
+        "addModel": add,
+        "listRecommended": recommended,
+        "loadModel": changing(load) if not models.is_resident else one,
+        "unloadModel": changing(models.fleet.unload) if not models.is_resident else stays,
+        "swapModel": changing(models.fleet.swap) if not models.is_resident else stays,
+    }
+
+
+def _require_admin(request: Request, deed: str) -> None:
+    if not reply_of(request.scope).admin:
+        raise Forbidden(
+            f"Only the administrator may {deed}: send the key that the server was started with as --admin-api-key."
+        )
