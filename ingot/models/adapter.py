@@ -140,7 +140,8 @@ class ModelAdapter:
     @property
     def graphs(self) -> int:
         """How many were captured so far: a step that has to capture one takes longer than the next ones like it."""
-        return sum(each.graph_count for each in (decode_graphs_of(self.model), self.steps) if each is not None)
+        stacks = [decode_graphs_of(each) for each in (self.model, self.head) if each is not None]
+        return sum(each.graph_count for each in (*stacks, self.steps) if each is not None)
 
     @property
     def graph_tokens(self) -> float:

@@ -5,7 +5,7 @@ A row is cut into KV splits (`KVSplits`), one group of threads for
 each and for up to eight queries that share a KV head (up to 64 with matrix units, in tiles of sixteen). `merge` adds
 the splits in their order. So the bits of a query depend on its row alone: neither on the batch nor on how many queries
 there are. Prompts in 16 bits on CUDA use `attend_prompt`, whose blocks begin at the same positions however the prompt
-is cut. MLX's own attention is faster for heads of up to 128 once it has met a length, but takes 50 to 70 ms for every
+is cut; outside of graphs, it cuts rows into KV splits if there are few queries. MLX's own attention is faster for heads of up to 128 once it has met a length, but takes 50 to 70 ms for every
 new length, and every turn of a conversation is one (`bench.prompts`).
 """
 
@@ -45,6 +45,10 @@ CODED_PART = 16
 """Queries that a group of threads attends for where pages are in fewer bits: a tile of them."""
 LARGE_WARPS = 8
 """Of a group of `attend_large`."""
+PROMPT_GROUPS = 264
+"""Groups of threads that a prompt launch is filled up to by KV splits: two for each multiprocessor of a large GPU."""
+LEAST_PROMPT_SPLIT = 512
+"""Tokens of a KV split of a prompt launch, at least."""
 _THREADS = 128
 """In a group that writes, copies or merges."""
 
@@ -144,7 +148,7 @@ class PagedAttention(Launched):
                 lent=cut.lent,
             ),
         )
-        return found[1] if sole else self._merged(found[0], rows, cut, attended)
+        return found[1] if sole else self._merged(found[0], rows, cut.merge, attended)
 
     def bound(self, rows: KernelRows) -> RowBounds:
         return RowBounds(padded_count(len(rows.spans)), rows.most, rows.splits(self.splits, self._window))
@@ -154,9 +158,9 @@ class PagedAttention(Launched):
         spans, splits = ((0, 0),) * bound.rows, {(self.splits, self._window): bound.splits}
         return KernelRows(table, rows, spans, bound.most, _kv_splits=splits)
 
-    def _merged(self, partial: mx.array, rows: KernelRows, cut: _AttentionCut, attended: OutputSpec) -> mx.array:
+    def _merged(self, partial: mx.array, rows: KernelRows, merge: KernelTemplate, attended: OutputSpec) -> mx.array:
         groups = (1, self._shape.heads, len(rows.spans) * rows.most)
-        work = LaunchConfig(template=cut.merge, groups=groups, threads=_THREADS, outputs=(attended,))
+        work = LaunchConfig(template=merge, groups=groups, threads=_THREADS, outputs=(attended,))
         return self._run(paged_kernel("merge"), [partial, self._numbers, rows.rows], work)[0]
 
     @property
@@ -212,17 +216,33 @@ class PagedAttention(Launched):
         shape, warps, taken = self._shape, self._tuning.prompts, self._tuning.taken(len(slabs.keys))
         block = 32 if max(shape.key_size, shape.value_size) <= 128 else 16
         seen = (("BLOCK", block), ("WINDOW", self._window), ("GROUP", shape.group), ("WARPS", warps))
-        [attended] = self._run(
+        groups = (-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans))
+        splits = self._prompt_splits(rows, math.prod(groups))
+        attended = OutputSpec((queries.shape[0], shape.heads, shape.value_size), self._dtype)
+        partial = OutputSpec((queries.shape[0], shape.heads, splits, shape.value_size + 4), mx.float32)
+        sole = splits == 1
+        found = self._run(
             paged_kernel(kernel, taken),
             [queries, self._numbers, rows.table, rows.rows, after, *unpacked, *slabs.found(taken, self._run)],
             LaunchConfig(
                 template=(*self._pages, *seen, ("CAPPED", self._capped), ("SINKS", self._sinks)),
-                groups=(-(-rows.most * shape.group // (warps * 16)), shape.kv_heads, len(rows.spans)),
+                groups=(groups[0] * splits, *groups[1:]),
                 threads=warps * 32,
-                outputs=(OutputSpec((queries.shape[0], shape.heads, shape.value_size), self._dtype),),
+                outputs=(partial._replace(shape=(1,)), attended) if sole else (partial, attended._replace(shape=(1,))),
             ),
         )
-        return attended
+        if sole:
+            return found[1]
+        all_splits = (*KVSplits(0, False).template, ("WINDOW", 0), ("GROUP", shape.group))
+        merge = (*self._merging, *all_splits, ("SINKS", self._sinks), ("THREADS", _THREADS))
+        return self._merged(found[0], rows, merge, attended)
+
+    def _prompt_splits(self, rows: KernelRows, groups: int) -> int:
+        """The splits that each row of a prompt launch of so many groups of threads is cut into, so that a short turn of
+        a long conversation keeps the device busy. Rows of captured graphs, whose lengths are not known, have one: where
+        graphs compute prompts, a query's bits must not depend on the launch."""
+        longest = max(length for length, _ in rows.spans)
+        return 1 if self._window else max(1, min(PROMPT_GROUPS // groups, longest // LEAST_PROMPT_SPLIT))
 
     @property
     def widths(self) -> list[int]:

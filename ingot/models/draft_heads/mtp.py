@@ -36,6 +36,7 @@ from ingot.models.draft_heads.checkpoint import (
 from ingot.models.families.description import MtpSpec
 from ingot.models.forward import attends_natively, new_batch_state
 from ingot.models.gguf.weights import hold_blocks, is_block_layer
+from ingot.models.layers.decode_graph import GRAPH_TRIALS, decode_graphs_of
 from ingot.models.layers.lm_head import lm_head_of, tap_hidden_states, token_embedding_of
 from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.swapping import swap_modules
@@ -169,14 +170,20 @@ def prepare_head(
     settle_precision(head, adapter.device, dtype)
     mx.eval(head.parameters())
     head.eval()
-    swap_modules(head, adapter.device, adapter.kernels, axes=axes)
+    # The native kernels that run all layers as one operation share their KV with the model's.
+    swap_modules(head, adapter.device, adapter.kernels, apart=adapter.device.kind == "cpu", axes=axes)
 
 
 def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
     """The adapter, with a head: the batch state has room for the head's KV of each token."""
     rows = draft_head_rows(head, adapter)
-    with rows.launch([ForwardPart((rows.new(),), 1)], mixed=adapter.mixed) as layers:
-        mx.eval(head(mx.zeros((1, 1, head.size)), mx.array([[0]]), layers[0]))
+    part = ForwardPart((rows.new(),), 1)
+    for number in range(GRAPH_TRIALS + 1):
+        hidden = mx.random.normal((1, 1, head.size), key=mx.random.key(number))
+        with rows.launch([part], mixed=adapter.mixed) as layers:
+            mx.eval(head(hidden, mx.array([[number]]), layers[0]), rows.pending())
+    if (stack := decode_graphs_of(head)) is not None:
+        stack.capture_ahead()
     token_bytes = rows.groups[0].page_bytes // PAGE
     groups = adapter.footprint.groups
     if all(window is not None for window, _ in groups):

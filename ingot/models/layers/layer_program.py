@@ -83,9 +83,10 @@ def _number(array: mx.array) -> float:
 
 
 def decoder_of(model: Any) -> Any:
-    """The module that has the model's decoder layers; None where they are elsewhere."""
+    """The module that has the decoder layers of a model, or of a draft head, which has them itself; None where they are
+    elsewhere."""
     text = model.get("language_model", model)
-    inner = text.get("model", text.get("backbone")) if isinstance(text, nn.Module) else None
+    inner = text.get("model", text.get("backbone", text)) if isinstance(text, nn.Module) else None
     return inner if isinstance(inner, nn.Module) and isinstance(inner.get("layers"), list) else None
 
 

@@ -11,12 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
+from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig
+from ingot.kernels.paged_attention import kernels
 from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape
 from tests.kernels.paged_attention.memory import START, Memory, Variant, check, emulated
 
 pytestmark = emulated
 CUDA = replace(TUNINGS["cuda"], prompts=2)
+
+
+class CountingEmulator(Emulator):
+    """Notes what it runs."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kernels: list[str] = []
+
+    def __call__(self, kernel: Kernel, inputs: list[mx.array], work: LaunchConfig) -> list[mx.array]:
+        self.kernels.append(kernel.name)
+        return super().__call__(kernel, inputs, work)
 
 
 def attended(memory: Memory, variant: Variant, seed: int = 0, *, trimmed: bool = False) -> mx.array:
@@ -67,6 +81,27 @@ def test_a_querys_bits_depend_on_its_row_alone() -> None:
         rows = KernelRows.of(memory.tables, [100 + end], counts=[end - begin])
         part = attention.attend(memory.queries[begin:end], rows, memory.slabs, START)
         assert np.array_equal(np.array(part.astype(mx.float32)), whole[begin:end])
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_few_queries_of_long_rows_are_cut_into_splits_that_are_merged(
+    sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "LEAST_PROMPT_SPLIT", 48)
+    monkeypatch.setattr(kernels, "PROMPT_GROUPS", 40)
+    variant = Variant(AttentionShape(4, 2, 64, 32), mx.float16, 5.0, sinks, None, CUDA)
+    memory = Memory(variant, [70, 20, 300], counts=[30, 20, 17])  # there is nothing in most splits of the second
+    launches = variant.attention(launcher := CountingEmulator(5))
+    check(memory, launches.attend(memory.queries, memory.rows(), memory.slabs, START))
+    assert launcher.kernels[-2:] == ["attend_prompt", "merge"]
+
+
+def test_queries_enough_for_the_device_are_not_cut() -> None:
+    variant = Variant(AttentionShape(4, 2, 64, 64), tuning=CUDA)
+    memory = Memory(variant, [kernels.LEAST_PROMPT_SPLIT], counts=[40])
+    launches = variant.attention(launcher := CountingEmulator(5))
+    check(memory, launches.attend(memory.queries, memory.rows(), memory.slabs, START))
+    assert launcher.kernels[-1] == "attend_prompt"
 
 
 @pytest.mark.parametrize(

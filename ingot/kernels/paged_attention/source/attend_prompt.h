@@ -1,10 +1,11 @@
 // What `attend` does, for many queries a row, by matrix units: one threadgroup takes queries of one row that share a head of
 // keys and values, sixteen a warp, and goes through all places that they see, block by block, the next block on its way while
-// one is looked at. Blocks begin at the same places for whoever asks, so that a query's bits depend on its row alone.
+// one is looked at. Blocks begin at the same places for whoever asks, so that a query's bits depend on its row alone. Where
+// that makes too few threadgroups for the device, each row is cut into as many splits as the grid says, to be merged.
 // Which of a key's numbers is which of a product's is free, as long as it is the same for queries and keys.
 //
-// queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> attended [tokens, heads,
-// VALUE_SIZE]
+// queries [tokens, heads, KEY_SIZE], numbers [2 + heads], table [...], rows [rows, 6], after [1] -> partial [tokens, heads,
+// splits, VALUE_SIZE + 4], or with one split -> attended [tokens, heads, VALUE_SIZE]
 constexpr int QUERIES = WARPS * 16;
 constexpr int KEY_LINE = (KEY_SIZE + 63) / 64 * 64;  // in memory that is shared: whole turns over its banks
 constexpr int VALUE_LINE = (VALUE_SIZE + 63) / 64 * 64;
@@ -24,8 +25,10 @@ const int head = int(threadgroup_position_in_grid.y);
 const int row = int(threadgroup_position_in_grid.z);
 const int length = rows[row * 6], first_page = rows[row * 6 + 1], first_query = rows[row * 6 + 2];
 const int count = rows[row * 6 + 3], first_entry = rows[row * 6 + 4];
+const int chunks = (rows[row * 6 + 5] * GROUP + QUERIES - 1) / QUERIES;
+const int splits = int(threadgroups_per_grid.x) / chunks, split = int(threadgroup_position_in_grid.x) / chunks;
 // The last queries, which see most, come first.
-const int chunk = (count * GROUP + QUERIES - 1) / QUERIES - 1 - int(threadgroup_position_in_grid.x);
+const int chunk = (count * GROUP + QUERIES - 1) / QUERIES - 1 - int(threadgroup_position_in_grid.x) % chunks;
 if (chunk < 0) {
   return;
 }
@@ -37,9 +40,12 @@ const int last = count * GROUP - 1;
 const int warp_least = before + (mine < last ? mine : last) / GROUP;
 const int warp_most = before + (mine + 15 < last ? mine + 15 : last) / GROUP;
 const int group_last = chunk * QUERIES + QUERIES - 1;
-const int end = before + (group_last < last ? group_last : last) / GROUP;
+const int seen = before + (group_last < last ? group_last : last) / GROUP;
 const int least = before + chunk * QUERIES / GROUP - WINDOW;
-const int begin = WINDOW > 0 && least > 0 ? least / BLOCK * BLOCK : 0;
+const int first = WINDOW > 0 && least > 0 ? least / BLOCK * BLOCK : 0;
+const int each = splits > 1 ? (length + splits * BLOCK - 1) / (splits * BLOCK) * BLOCK : length;  // places of a split
+const int begin = first > split * each ? first : split * each;
+const int end = splits > 1 && seen > (split + 1) * each ? (split + 1) * each : seen;
 
 #define ASK_FOR_LINES(to, page, size, line, turn)                                                                     \
   _Pragma("unroll") for (int i = 0; i < (BLOCK * line / 8 + WARPS * 32 - 1) / (WARPS * 32); ++i) {                    \
@@ -72,7 +78,9 @@ const int begin = WINDOW > 0 && least > 0 ? least / BLOCK * BLOCK : 0;
     }                                                                                                             \
   }
 
-ASK_FOR_BLOCK(begin, 0)
+if (begin < end) {
+  ASK_FOR_BLOCK(begin, 0)
+}
 end_copies();
 Eight<T> q[HELD ? KEY_PARTS * 2 : 1];
 if (HELD) {
@@ -193,6 +201,23 @@ for (int half = 0; half < 2; ++half) {
   const int query = mine + up + half * 8;
   float total = totals[half] + shuffle_xor(totals[half], 1);
   total += shuffle_xor(total, 2);
+  if (splits > 1) {
+    if (query <= last) {
+      const size_t token = first_query + query / GROUP;
+      DEVICE float* out =
+          partial + ((token * HEADS + head * GROUP + query % GROUP) * splits + split) * (VALUE_SIZE + 4) + across * 2;
+#pragma unroll
+      for (int i = 0; i < COLUMNS; ++i) {
+        out[i * 8] = sums[i * 4 + half * 2];
+        out[i * 8 + 1] = sums[i * 4 + half * 2 + 1];
+      }
+      if (across == 0) {
+        out[VALUE_SIZE] = largest[half];
+        out[VALUE_SIZE + 1] = total;
+      }
+    }
+    continue;
+  }
   float factor = 1.0f;
   if (SINKS) {
     const float sink = numbers[2 + head * GROUP + query % GROUP], most = larger(sink, largest[half]);

@@ -1,4 +1,5 @@
-// One threadgroup: one head of one query. Adds up what `attend` found in each split, in their order.
+// One threadgroup: one head of one query. Adds up what was found in each split, in their order: in those that a row needs, or
+// in all, where SPLIT is 0.
 //
 // partial [tokens, heads, splits, VALUE_SIZE + 4], numbers [2 + heads], rows [rows, 6] -> attended [tokens, heads, VALUE_SIZE]
 constexpr int HEADS = KV_HEADS * GROUP;
@@ -16,7 +17,7 @@ if (query >= count) {
   return;
 }
 const int least = WINDOW > 0 && length - count + 1 > WINDOW ? length - count + 1 - WINDOW : 0;
-const int splits = length > 0 ? SPLIT_AT(length - 1) + 1 - SPLIT_AT(least) : 0;
+const int splits = SPLIT == 0 ? int(partial_shape[2]) : length > 0 ? SPLIT_AT(length - 1) + 1 - SPLIT_AT(least) : 0;
 const DEVICE float* found = partial + ((size_t)token * HEADS + head) * partial_shape[2] * LINE;
 
 float largest = SINKS ? numbers[2 + head] : nothing();
