@@ -14,16 +14,20 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardBatch, Row
+from ingot.engine.forward_pass import DeviceTokens, DraftedBatch, DraftTokens
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths
-from ingot.engine.vision_encoder import TokenSpan, visual_inputs
+from ingot.engine.vision_encoder import visual_inputs
+from ingot.models.draft_heads.draft_graph import DraftGraphs
+from ingot.models.layers.graph_inputs import GraphStep
 
 LONGEST_HEAD_DRAFT = 8
 """Most draft tokens of a head that was trained for one, by chaining it."""
@@ -35,6 +39,7 @@ class DraftHeadModule(Protocol):
     name: str
     size: int  # of a hidden state
     sees: bool  # takes image features where the model does
+    graphs: DraftGraphs | None  # what computes all draft tokens of a round at once, if something does
 
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array:
         """One that `sees` takes `visual` inputs as well."""
@@ -89,6 +94,25 @@ class _HeadProgress:
             if begin + dropped < end:
                 left.append((array, begin + dropped, end))
         self.hidden = left
+
+
+@dataclass(frozen=True, eq=False)
+class _PendingTokens:
+    """Tokens of some rows that a head is to compute next."""
+
+    rows: list[tuple[_HeadProgress, Row, int]]
+    batches: list[ForwardBatch]
+    tokens: list[int]
+    hidden: mx.array  # the states before them
+    lasts: list[int]  # each row's last one
+    visual: Any
+
+    def drop(self) -> None:
+        """The head computes them: forget the hidden states before those that are stored."""
+        for progress, row, count in self.rows:
+            done = min(count, row.length - progress.written)
+            progress.drop(done)
+            progress.written += done
 
 
 @dataclass(eq=False)
@@ -162,33 +186,49 @@ class DraftHeadProposer:
         with self.rows.reserve_ahead(
             [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
         ):
-            by_depth, confidences = self._chain(ordered, depths)
-        drafts, certainties = transpose_depths(by_depth, len(rows)), transpose_depths(confidences, len(rows))
-        proposals = [
-            Proposal(tuple(map(int, draft)), self.name, tuple(certainty))
-            for draft, certainty in zip(drafts, certainties, strict=True)
-        ]
-        return [proposals[order.index(number)] for number in range(len(rows))]
+            drafts = self._draft_in_graph(ordered, depths) or self._draft(ordered, depths)
+        return [Proposal(drafts[order.index(number)], self.name) for number in range(len(rows))]
 
-    def _chain(self, rows: list[TokenSequence], depths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
-        """Draft tokens and their confidences, by depth: each for as many of the first rows as go that deep."""
+    def _draft_in_graph(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens] | None:
+        """What `_draft` gives, by one graph, without waiting for it; None where no graph covers it."""
+        graphs = self.head.graphs
+        if graphs is None:
+            return None
+        pending = self._pending_tokens([(row, row.total - self._progress[row].written) for row in rows])
+        batches = [pending.batches, *([self._next_batch(rows, depths, depth)] for depth in range(2, depths[0] + 1))]
+        steps = list[GraphStep]()
+        for each in batches:
+            with self.rows.aside(each) as caches:
+                step = graphs.step(caches)
+            if step is None or pending.visual is not None:
+                return None
+            steps.append(step)
+        drafted = graphs.draft(pending.hidden, pending.tokens, pending.lasts, steps)
+        pending.drop()
+        mx.async_eval(drafted, self.rows.pending())
+        batch = DraftedBatch(drafted)
+        return [DeviceTokens(batch, number, depth) for number, depth in enumerate(depths)]
+
+    def _draft(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens]:
+        """Each row's draft tokens."""
         hidden = self._advance([(row, row.total - self._progress[row].written) for row in rows])
         tokens: list[mx.array] = []
-        confidences: list[mx.array] = []
         for depth in range(1, depths[0] + 1):
-            going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
-            hidden = hidden[: len(going)]
+            batch = self._next_batch(rows, depths, depth)
+            hidden = hidden[: batch.count]
             if depth > 1:
-                offsets = [row.total - 2 + depth for row in going]
-                positions = tuple(self._position(row, offset - 1) for row, offset in zip(going, offsets, strict=True))
-                batch = ForwardBatch(tuple(map(_row_of, going)), 1, tuple(offsets), positions)
                 with self.rows.aside([batch]) as caches:
-                    hidden = self.head(hidden[None], tokens[-1][None, : len(going)], caches[0])[0]
-            likelihoods = mx.softmax(self.head.logits(hidden).astype(mx.float32), axis=-1)
-            tokens.append(mx.argmax(likelihoods, axis=-1).astype(mx.uint32))
-            confidences.append(mx.max(likelihoods, axis=-1))
-        mx.eval(tokens, confidences, self.rows.pending())
-        return tokens, confidences
+                    hidden = self.head(hidden[None], tokens[-1][None, : batch.count], caches[0])[0]
+            tokens.append(mx.argmax(self.head.logits(hidden), axis=-1).astype(mx.uint32))
+        mx.eval(tokens, self.rows.pending())
+        return [tuple(map(int, draft)) for draft in transpose_depths(tokens, len(rows))]
+
+    def _next_batch(self, rows: list[TokenSequence], depths: list[int], depth: int) -> ForwardBatch:
+        """The draft tokens of one depth, of the rows that go so deep."""
+        going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
+        offsets = [row.total - 2 + depth for row in going]
+        positions = tuple(self._position(row, offset - 1) for row, offset in zip(going, offsets, strict=True))
+        return ForwardBatch(tuple(map(_row_of, going)), 1, tuple(offsets), positions)
 
     def _pending(self, sequence: TokenSequence) -> int:
         """Tokens that are known and stored, and that the head has not computed."""
@@ -198,32 +238,27 @@ class DraftHeadProposer:
         return min(sequence.row.length, len(sequence.stored)) - progress.written
 
     def _advance(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array:
-        """Run the head over the next so many tokens of each; its hidden states behind the last of them, in order. A
-        token that is not stored yet may be the last: it will be computed again."""
-        batches: list[ForwardBatch] = []
-        spans: list[TokenSpan] = []
-        tokens: list[int] = []
-        hidden: list[mx.array] = []
-        lasts: list[int] = []
-        at = 0
-        for sequence, count in wanted:
-            progress, row = self._progress[sequence], _row_of(sequence)
-            batches.append(self._batch(sequence, progress.written, count))
-            spans.append((sequence, progress.written, count))
-            tokens += sequence.stored[progress.written : progress.written + count]
-            hidden.append(progress.states(count))
-            at += count
-            lasts.append(at - 1)
-            stored = row.length - progress.written
-            progress.drop(min(count, stored))
-            progress.written += min(count, stored)
-        states = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden)
-        visual = visual_inputs(spans) if self.head.sees else None
-        head: Any = self.head
-        run = head if visual is None else partial(head, visual=visual)
-        with self.rows.aside(batches) as caches:
-            out: mx.array = run(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
-        return out if lasts == list(range(at)) else out[mx.array(lasts)]
+        """Run the head over the next so many tokens of each; its hidden states behind the last of them, in order."""
+        pending, head = self._pending_tokens(wanted), cast(Any, self.head)
+        run = head if pending.visual is None else partial(head, visual=pending.visual)
+        pending.drop()
+        with self.rows.aside(pending.batches) as caches:
+            tokens = mx.array(pending.tokens, dtype=mx.uint32)
+            out: mx.array = run(pending.hidden[None], tokens[None], caches[0])[0]
+        return out if pending.lasts == list(range(len(pending.tokens))) else out[mx.array(pending.lasts)]
+
+    def _pending_tokens(self, wanted: Many[tuple[TokenSequence, int]]) -> _PendingTokens:
+        """The next so many tokens of each. One that is not stored yet may be the last: it will be computed again."""
+        spans = [(sequence, self._progress[sequence].written, count) for sequence, count in wanted]
+        hidden = [self._progress[sequence].states(count) for sequence, count in wanted]
+        return _PendingTokens(
+            [(self._progress[sequence], _row_of(sequence), count) for sequence, count in wanted],
+            [self._batch(sequence, begin, count) for sequence, begin, count in spans],
+            [token for sequence, begin, count in spans for token in sequence.stored[begin : begin + count]],
+            hidden[0] if len(hidden) == 1 else mx.concatenate(hidden),
+            [end - 1 for end in accumulate(count for _, count in wanted)],
+            visual_inputs(spans) if self.head.sees else None,
+        )
 
     def _position(self, sequence: TokenSequence, offset: int) -> int:
         if sequence.thinned is not None:

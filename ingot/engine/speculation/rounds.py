@@ -25,7 +25,7 @@ from math import inf
 from typing import Final, TypeVar
 
 from ingot.engine import sampling
-from ingot.engine.forward_pass import DraftTokens
+from ingot.engine.forward_pass import DeviceTokens, DraftTokens
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.controller import (
@@ -210,7 +210,10 @@ class Speculation:
         proposals = self._guarded(name, lambda proposer: proposer.propose(rows, counts))
         drafts = {}
         for row, proposal in zip(rows, proposals or [], strict=False):
-            tokens = sampling.grammatical_prefix(row, _cut_before_stop(row, proposal.tokens[: self._room(row)]))
+            tokens = proposal.tokens[: self._room(row)]
+            depends_on_them = row.matcher is not None or sampling.needs_history(row.sampling)
+            if depends_on_them or not isinstance(tokens, DeviceTokens):
+                tokens = sampling.grammatical_prefix(row, _cut_before_stop(row, tuple(tokens)))
             if tokens:
                 drafts[row] = VerifiedDraft(proposal.source, tokens, row.accepted)
         return drafts
@@ -234,7 +237,7 @@ class Speculation:
             return None
 
 
-def _cut_before_stop(row: TokenSequence, tokens: DraftTokens) -> DraftTokens:
+def _cut_before_stop(row: TokenSequence, tokens: tuple[int, ...]) -> tuple[int, ...]:
     """What comes before the first token that would end it: that one is sampled, not verified."""
     return tokens[: next((at for at, token in enumerate(tokens) if token in row.stop_tokens), len(tokens))]
 

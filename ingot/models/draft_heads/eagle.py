@@ -19,6 +19,7 @@ from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.checkpoint import load_tensors, read_checkpoint_tensors
 from ingot.models.draft_heads.checkpoint import path_of_layers, quantize_like
+from ingot.models.draft_heads.draft_graph import DraftGraphs
 from ingot.models.draft_heads.mtp import prepare_head
 from ingot.models.files.model_config import older_config_names
 from ingot.models.layers.fused_layers import FusedLayers, SkippedLayer
@@ -67,6 +68,7 @@ class EagleHead(nn.Module):
         self.size, self._vocab = 3 * target_size, vocab
         self._embedding: Callable[[mx.array], mx.array] | None = None  # the model's
         self._ids: mx.array | None = None  # the model's token ids, by its own
+        self.graphs: DraftGraphs | None = None
         self.fc = nn.Linear(self.size, size, bias=False)
         self.layers = [EagleLayer(block, size, eps, norm_first=bool(_config_value(config, "norm_before_residual")))]
         self.norm = nn.RMSNorm(size, eps)

@@ -12,6 +12,7 @@ predicts.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -33,6 +34,7 @@ from ingot.models.draft_heads.checkpoint import (
     quantize_like,
     read_head_tensors,
 )
+from ingot.models.draft_heads.draft_graph import DraftGraphs, draft_graphs_of
 from ingot.models.families.description import MtpSpec
 from ingot.models.forward import attends_natively, new_batch_state
 from ingot.models.gguf.weights import hold_blocks, is_block_layer
@@ -43,6 +45,8 @@ from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import DTYPES, settle_precision
 from ingot.models.vision.tower import VisualInputs
 from ingot.upstream import caches, create_attention_mask, model_classes
+
+log = logging.getLogger("ingot.models")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class DraftHead(Protocol):
 
     size: int  # of the model's hidden states that it takes
     sees: bool  # whether it takes image features where the model does
+    graphs: DraftGraphs | None  # what computes all draft tokens of a round at once, on CUDA
 
     @property
     def weight_bytes(self) -> int: ...
@@ -79,7 +84,7 @@ class MtpHead(nn.Module):
         """`alone` is a model of mlx-lm's that has the head's layers and no others. Without the modules that it shares
         with its model, a head cannot run."""
         super().__init__()
-        self._wiring, self._model_modules, self.size = wiring, shared, size
+        self.wiring, self._model_modules, self.size = wiring, shared, size
         kinds = [type(cache) for cache in caches.make_prompt_cache(alone)]
         assert kinds == [caches.KVCache], "the head's layers need another cache"
         self.embedding_norm = nn.RMSNorm(size, eps)
@@ -88,16 +93,18 @@ class MtpHead(nn.Module):
         self.layers = list(alone.layers)
         if wiring.norm is not None:
             self.norm = nn.RMSNorm(size, eps)
+        self.graphs: DraftGraphs | None = None
+        """What computes all draft tokens of a round at once, on CUDA."""
 
     @property
-    def _shared(self) -> SharedModules:
+    def shared(self) -> SharedModules:
         assert self._model_modules is not None, "a head is run without its model"
         return self._model_modules
 
     @property
     def wants(self) -> Literal["normed", "raw"]:
         """Which hidden states of the model it takes."""
-        return self._wiring.wants
+        return self.wiring.wants
 
     @property
     def weight_bytes(self) -> int:
@@ -113,22 +120,22 @@ class MtpHead(nn.Module):
         """From hidden states [1, T, size] at some positions and the tokens [1, T] behind those: hidden states
         [1, T, size] whose logits predict the tokens two positions on, and which replace the model's when drafts go on
         from draft tokens. `visual`: image features where the model had them instead of tokens."""
-        looked_up = self._shared.embedding(tokens)
+        looked_up = self.shared.embedding(tokens)
         embedded = self._mask_first(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
-        states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
-        mask = create_attention_mask(states, cache, return_array=self._wiring.array_masks)
+        states: mx.array = self.joint(mx.concatenate(pair[::-1] if self.wiring.hidden_first else pair, axis=-1))
+        mask = create_attention_mask(states, cache, return_array=self.wiring.array_masks)
         for layer in self.layers:
             states = layer(states, mask, cache)
-        return states if self._wiring.norm is None else self.norm(states)
+        return states if self.wiring.norm is None else self.norm(states)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., vocab] of what `__call__` returned."""
-        return self._shared.logits(hidden)
+        return self.shared.logits(hidden)
 
     def _mask_first(self, embedded: mx.array, cache: Any) -> mx.array:
         """Embeddings, with zeros at the first position where the head was trained so."""
-        if not self._wiring.blind_first:
+        if not self.wiring.blind_first:
             return embedded
         offset = 0 if cache is None else cache.offset
         if isinstance(offset, TokenPositions):
@@ -182,7 +189,8 @@ def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
         hidden = mx.random.normal((1, 1, head.size), key=mx.random.key(number))
         with rows.launch([part], mixed=adapter.mixed) as layers:
             mx.eval(head(hidden, mx.array([[number]]), layers[0]), rows.pending())
-    if (stack := decode_graphs_of(head)) is not None:
+    head.graphs = _checked_graphs(head, rows) if isinstance(head, MtpHead) else None
+    if head.graphs is None and (stack := decode_graphs_of(head)) is not None:
         stack.capture_ahead()
     token_bytes = rows.groups[0].page_bytes // PAGE
     groups = adapter.footprint.groups
@@ -190,6 +198,54 @@ def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
         groups = (*groups, (None, 0))
     groups = tuple((window, size + (token_bytes if window is None else 0)) for window, size in groups)
     return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
+
+
+_CHECKED_DEPTHS = 2
+_MOST_APART = 0.05
+"""By how much the logit of a graph's draft token may be below the largest one of the head's own modules, as a share of
+the largest number."""
+
+
+def _checked_graphs(head: MtpHead, rows: BatchState) -> DraftGraphs | None:
+    """What computes a head's draft tokens as one graph, if that gives what its modules do."""
+    shared = head.shared
+    graphs = draft_graphs_of(head, head.wiring, shared.embedding, shared.output)
+    if graphs is None:
+        return None
+    try:
+        wrong = _wrong_draft(head, graphs, rows)
+    except (RuntimeError, ValueError) as error:
+        wrong = " ".join(str(error).split())[:300]
+    if wrong is not None:
+        log.warning("draft tokens are not computed as one graph, which is slower: %s", wrong)
+        return None
+    graphs.capture_ahead()
+    return graphs
+
+
+def _wrong_draft(head: MtpHead, graphs: DraftGraphs, rows: BatchState) -> str | None:
+    """How the tokens that a graph drafts differ from those of a head's own modules, behind a hidden state."""
+    hidden, row, steps = mx.random.normal((1, head.size), key=mx.random.key(0)), rows.new(), []
+    for _ in range(_CHECKED_DEPTHS + 1):
+        with rows.launch([ForwardPart((row,), 1)]) as layers:
+            steps.append(graphs.step(layers))
+    [_, *covered] = steps  # the first position may have no graph
+    if any(step is None for step in covered):
+        return "no kernel reads its keys and values"
+    drafted = graphs.draft(hidden, [1], [0], [step for step in covered if step is not None])
+    mx.eval(drafted, rows.pending())
+    drafts: list[int] = drafted[0].tolist()  # type: ignore[assignment]
+    rows.rewind(row, 1)
+    token = 1
+    for draft in drafts:
+        with rows.launch([ForwardPart((row,), 1)]) as layers:
+            hidden = head(hidden[None], mx.array([[token]]), layers[0])[0]
+        logits, token = head.logits(hidden)[0].astype(mx.float32), draft
+        short = float((logits.max() - logits[token]).item())  # type: ignore[arg-type]
+        if short > _MOST_APART * float(mx.abs(logits).max().item()):  # type: ignore[arg-type]
+            return f"the logit of a draft token is {short:.2g} less than the largest"
+    mx.eval(rows.pending())
+    return None
 
 
 def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
