@@ -26,7 +26,7 @@ from ingot.engine.forward_pass import DeviceTokens, DraftedBatch, DraftTokens
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths
 from ingot.engine.vision_encoder import visual_inputs
-from ingot.models.draft_heads.draft_graph import DraftGraphs
+from ingot.models.draft_heads.draft_graph import MOST_DEPTH, DraftGraphs
 from ingot.models.layers.graph_inputs import GraphStep
 
 LONGEST_HEAD_DRAFT = 8
@@ -173,7 +173,8 @@ class DraftHeadProposer:
     # As a proposer
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
-        return [DraftOffer(self.name, LONGEST_HEAD_DRAFT) if self._can(row) else None for row in rows]
+        most = LONGEST_HEAD_DRAFT if self.head.graphs is None else MOST_DEPTH
+        return [DraftOffer(self.name, most) if self._can(row) else None for row in rows]
 
     def _can(self, row: TokenSequence) -> bool:
         """Whether it has the hidden state before the newest token, or will have when that is known."""

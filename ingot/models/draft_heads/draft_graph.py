@@ -9,6 +9,7 @@ head's own modules when the head is loaded.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -35,9 +36,11 @@ from ingot.models.layers.graph_parts import UncoveredPartError, multiply_in_grap
 from ingot.models.layers.modules import own_class
 
 log = logging.getLogger("ingot.models")
-AHEAD_TOKENS, AHEAD_DEPTHS, AHEAD_SPLITS = (1, 2, 4, 8), (1, 2, 3, 4), (8, 16)
-"""For one row, graphs are captured when the head is loaded: of so many tokens that the head has not seen, draft tokens,
-and KV splits."""
+MOST_DEPTH = 4
+"""Draft tokens of a row that graphs are captured for: more of them would pay only if nearly all were accepted."""
+AHEAD_TOKENS, AHEAD_SPLITS = (1, 2, 4, 8), (8, 16, 32)
+"""For one row, graphs are captured when the head is loaded: of so many tokens that the head has not seen, and KV
+splits."""
 
 
 class DraftGraphs:
@@ -93,19 +96,25 @@ class DraftGraphs:
         """Once something was drafted: capture the graphs that single rows need most, and compile what others need."""
         if self._context is None or not self._stack.stage.takes_time:
             return
-        depths = max(AHEAD_DEPTHS)
-        usual, context = self._keys[0], self._context
+        usual, context, before = self._keys[0], self._context, self._stack.graph_count
+        began = time.monotonic()
 
         def sized(tokens: int, splits: int) -> GraphKey:
             bounds = (RowBounds(1, tokens, kind.bounded(splits, tokens)) for kind in context.kinds)
             return usual.resized(tokens, tuple(bounds))
 
-        for splits in AHEAD_SPLITS:
-            further = [sized(1, splits)] * (depths - 1)
-            for tokens in AHEAD_TOKENS:
-                for depth in AHEAD_DEPTHS:
-                    keys = (sized(tokens, splits), *further[: depth - 1])
-                    self._stack.replay_of(context, keys[0], keys[1:], partial(self._capture, context, keys))
+        wanted = [
+            (sized(tokens, splits), *[sized(1, splits)] * (depth - 1))
+            for splits in AHEAD_SPLITS
+            for tokens in AHEAD_TOKENS
+            for depth in range(MOST_DEPTH, 0, -1)  # the largest first: the others share its memory
+        ]
+        captures = {keys: self._capture(context, keys) for keys in wanted}
+        self._stack.stage.prepare(kind for capture in captures.values() for kind in capture.kinds)
+        for keys, capture in captures.items():
+            self._stack.replay_of(context, keys[0], keys[1:], partial(lambda capture: capture, capture))
+        made = self._stack.graph_count - before
+        log.info("%d graphs of draft tokens were captured ahead, in %.1f s", made, time.monotonic() - began)
 
     def _capture(self, context: StepContext, keys: Sequence[GraphKey]) -> GraphCapture:
         capture, stack, tokens = GraphCapture(), self._stack, keys[0].tokens
