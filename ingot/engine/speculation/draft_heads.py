@@ -31,7 +31,7 @@ from ingot.models.layers.graph_inputs import GraphStep
 
 LONGEST_HEAD_DRAFT = 8
 """Most draft tokens of a head that was trained for one, by chaining it."""
-MOST_PENDING_TOKENS = 64
+MOST_PENDING_TOKENS = 16
 """Pending tokens of an answer after which the head computes them, while no draft is wanted."""
 
 

@@ -190,7 +190,7 @@ def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
         with rows.launch([part], mixed=adapter.mixed) as layers:
             mx.eval(head(hidden, mx.array([[number]]), layers[0]), rows.pending())
     head.graphs = _checked_graphs(head, rows) if isinstance(head, MtpHead) else None
-    if head.graphs is None and (stack := decode_graphs_of(head)) is not None:
+    if (stack := decode_graphs_of(head)) is not None:
         stack.capture_ahead()
     token_bytes = rows.groups[0].page_bytes // PAGE
     groups = adapter.footprint.groups
