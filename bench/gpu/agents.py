@@ -94,7 +94,7 @@ def mtp(scale: Scale) -> Iterator[Figure]:
         return model
 
     engine = started(
-        family, config, make, memory_gb=scale.memory_gb, change=partial(_with_given_head, config, rate=ACCEPTANCE)
+        family, config, make, memory_gb=scale.memory_gb, change=partial(with_given_head, config, rate=ACCEPTANCE)
     )
     asked = requests("mtp", 1, scale.prompt, 2 * scale.output, config["vocab_size"] - 1)
     plainly = [replace(each, speculate=NOBODY) for each in asked]
@@ -114,8 +114,8 @@ def mtp(scale: Scale) -> Iterator[Figure]:
     engine.close()
 
 
-def _with_given_head(config: dict[str, Any], adapter: Any, *, rate: float) -> Any:
-    """The adapter with a head that computes all that its model's head would, and is right as often as is given. Of a
+def with_given_head(config: dict[str, Any], adapter: Any, *, rate: float, wiring: str = "qwen3_5") -> Any:
+    """The adapter with a head, wired like this family's, that computes all that its model's head would, and is right as often as is given. Of a
     `decided` model a token's embedding is the hidden state that predicts the next one, and the head hands on what it
     looks up: for some tokens, the embedding of others."""
     import mlx.core as mx
@@ -126,7 +126,7 @@ def _with_given_head(config: dict[str, Any], adapter: Any, *, rate: float) -> An
     from ingot.models.layers.lm_head import lm_head_of, token_embedding_of
     from ingot.models.layers.modules import adopt_module
 
-    spec, size, vocab = mtp_spec_of("qwen3_5"), config["hidden_size"], config["vocab_size"]
+    spec, size, vocab = mtp_spec_of(wiring), config["hidden_size"], config["vocab_size"]
     assert spec is not None
     embedding, numbers = token_embedding_of(adapter.model), mx.arange(vocab)
     assert embedding is not None
