@@ -115,9 +115,9 @@ def mtp(scale: Scale) -> Iterator[Figure]:
 
 
 def with_given_head(config: dict[str, Any], adapter: Any, *, rate: float, wiring: str = "qwen3_5") -> Any:
-    """The adapter with a head, wired like this family's, that computes all that its model's head would, and is right as often as is given. Of a
-    `decided` model a token's embedding is the hidden state that predicts the next one, and the head hands on what it
-    looks up: for some tokens, the embedding of others."""
+    """The adapter with a head, wired like this family's, that computes all that its model's head would, and is right as
+    often as is given. Of a `decided` model a token's embedding is the hidden state that predicts the next one, and the
+    head hands on what it looks up: for some tokens, the embedding of others."""
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
 

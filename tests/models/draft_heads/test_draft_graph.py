@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from bench.random_models import decided
 from bench.speculate import run
 from ingot.engine.engine import Engine
 from ingot.engine.request import Stop
-from ingot.engine.speculation.draft_heads import DraftHeadProposer
 from ingot.kernels.decode_graph.capture import EmulatedReplayStage
 from ingot.models.draft_heads import draft_graph, mtp
 from ingot.models.draft_heads.draft_graph import DraftGraphs
@@ -108,12 +106,18 @@ pair = draft_graph.pair_states
 
 def test_graphs_are_captured_ahead_where_that_takes_time(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatedReplayStage, "takes_time", True)
-    monkeypatch.setattr(draft_graph, "AHEAD_TOKENS", (1, 4))
+    monkeypatch.setattr(draft_graph, "AHEAD_TOKENS", (1, 2, 4))
     monkeypatch.setattr(draft_graph, "AHEAD_SPLITS", (8,))
-    monkeypatch.setattr(mtp, "GRAPH_TRIALS", 0)
+    made = list[DraftGraphs]()
+    checked = mtp._checked_graphs
+
+    def noted(*given: Any) -> Any:
+        made.append(checked(*given))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(mtp, "_checked_graphs", noted)
     engine = drafting("mimo")
-    [heads] = [each for each in _proposers(engine) if isinstance(each, DraftHeadProposer)]
-    graphs = heads.head.graphs
+    [graphs] = made
     assert graphs is not None
     before = graphs._stack.graph_count
     assert before >= 2 * draft_graph.MOST_DEPTH
@@ -121,7 +125,3 @@ def test_graphs_are_captured_ahead_where_that_takes_time(rules: str, monkeypatch
     run(engine, [request])
     assert all(key.tokens <= 4 for key in graphs._keys) and graphs._stack.graph_count == before
     engine.close()
-
-
-def _proposers(engine: Engine) -> list[Any]:
-    return [*engine._core.speculation._proposers.values()]  # type: ignore[attr-defined]
