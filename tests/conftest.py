@@ -1,5 +1,6 @@
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,8 @@ ROOT = Path(__file__).parents[1]
 RULES = ("cpu", "cuda", "metal")
 SLOW_FOLDERS = ("tests/bench/", "tests/foundry/")
 """Tests of what is not the product."""
+WHOLE_FILE = re.compile(r"^pytestmark = (\[$.*?^\]|.*?$)", re.MULTILINE | re.DOTALL)
+"""The marks of all tests of a file."""
 _sampled: Counter[str] = Counter()
 """How many tests were sampled so far, by their file."""
 
@@ -72,6 +75,18 @@ def read_part(text: str) -> tuple[int, int]:
     if not 0 <= number < parts:
         raise ValueError(text)
     return number, parts
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which `-m` leaves no test is not imported, nor are the clients and the frameworks that it needs."""
+    excluded = re.findall(r"(?:^| and )not (\w+)(?= and |$)", config.option.markexpr)
+    path = collection_path.relative_to(ROOT).as_posix() if collection_path.is_relative_to(ROOT) else ""
+    if "slow" in excluded and f"{path}/".startswith(SLOW_FOLDERS):
+        return True
+    if not excluded or not re.fullmatch(r"test_.*\.py", collection_path.name):
+        return None
+    marks = WHOLE_FILE.search(collection_path.read_text())
+    return True if marks and {*re.findall(r"pytest\.mark\.(\w+)", marks[0])} & {*excluded} else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig, OutputSpec, re
 from ingot.kernels.gpu.launcher import Launcher
 
 SOURCE = Path(__file__).parent / "source"
-_WARPS = 32
+_MOST_WARPS = 32
 _THREADS = 256
 _JOINT_WARPS = 16
 _LOGIT_SLICES = 32
@@ -94,8 +94,9 @@ class ResidualNorm:
         tokens, size = states.shape
         whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
         with_after = added is not None and self._after is not None
+        warps = min(_MOST_WARPS, -(-size // 32))
         template = (
-            *(("T", states.dtype), ("SIZE", size), ("WARPS", _WARPS), ("ADDED", added is not None)),
+            *(("T", states.dtype), ("SIZE", size), ("WARPS", warps), ("ADDED", added is not None)),
             *(("NORMED", self._before is not None), ("AFTER", with_after)),
             ("SCALED", added is not None and self._multiplied),
             ("CLIPPED", self._clipped and states.dtype == mx.float16),
@@ -108,7 +109,7 @@ class ResidualNorm:
             states if self._after is None or added is None else self._after.weight,
             self._numbers,
         ]
-        sums, normed = run(decode_kernel("norm"), inputs, LaunchConfig(template, (tokens, 1, 1), _WARPS * 32, outputs))
+        sums, normed = run(decode_kernel("norm"), inputs, LaunchConfig(template, (tokens, 1, 1), warps * 32, outputs))
         sums = states if added is None else sums
         return sums, sums if self._before is None else normed
 

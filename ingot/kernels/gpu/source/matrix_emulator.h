@@ -78,32 +78,39 @@ inline float number(unsigned bits, int upper) {
 namespace emulator {
 // Sums grow column by column of the left tile. A product of two numbers of 16 bits is exact, so nothing has to be fused.
 template <typename T>
-inline void multiply(Row* sums, const unsigned (&given)[WARP][6]) {
+QUICK void multiply(Row* sums, const unsigned (&given)[WARP][6]) {
   Row right[16];
   for (int k = 0; k < 16; ++k)
     for (int column = 0; column < 8; ++column) right[k][column] = number<T>(given[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < 16; ++k) sums[row] += number<T>(given[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) * right[k];
 }
-}  // namespace emulator
 
+// Where the lane's sums are, once the last lane has come.
 template <typename T>
-inline void multiply_tiles(float* sums, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f) {
-  using namespace emulator;
-  const int lane = current->number % WARP, row = lane / 4, column = lane % 4 * 2;
+QUICK float* give_tiles(const float* sums, const unsigned (&held)[6]) {
+  const int lane = current->number % WARP;
   Tiles& mine = tiles[current->number / WARP];
   Row* rows = mine.sums[mine.products & 1];
-  const unsigned held[6] = {a, b, c, d, e, f};
   memcpy(mine.given[lane], held, sizeof(held));
-  for (int i = 0; i < 4; ++i) rows[row + i / 2 * 8][column + i % 2] = sums[i];
+  float* own = reinterpret_cast<float*>(rows) + lane / 4 * 8 + lane % 4 * 2;
+  for (int i = 0; i < 4; ++i) own[i / 2 * 64 + i % 2] = sums[i];
   if (++mine.arrived == WARP) {
     mine.arrived = 0;
     ++mine.products;
     multiply<T>(rows, mine.given);
     make_ready(current->number / WARP * WARP, WARP);
   }
-  go_on();
-  for (int i = 0; i < 4; ++i) sums[i] = rows[row + i / 2 * 8][column + i % 2];
+  return own;
+}
+}  // namespace emulator
+
+template <typename T>
+MERGED void multiply_tiles(float* sums, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f) {
+  const unsigned held[6] = {a, b, c, d, e, f};
+  const float* own = emulator::give_tiles<T>(sums, held);
+  emulator::go_on();
+  for (int i = 0; i < 4; ++i) sums[i] = own[i / 2 * 64 + i % 2];
 }
 
 template <typename T>

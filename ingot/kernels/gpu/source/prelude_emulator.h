@@ -5,7 +5,9 @@
 #endif
 #include <stdint.h>
 #include <string.h>
+#ifndef __x86_64__
 #include <ucontext.h>
+#endif
 
 // Headers that declare these take a fifth of the time to compile a kernel.
 extern "C" {
@@ -17,6 +19,8 @@ float expf(float), exp2f(float), fmaf(float, float, float), fmaxf(float, float),
 #define SHARED
 #define LOCAL
 #define INLINE inline
+#define QUICK __attribute__((noinline, optimize("O2")))
+#define MERGED __attribute__((always_inline)) inline
 #define SHARED_FLOATS(name, count) float* name = emulator::shared(__LINE__, count)
 #define AFTER_OTHERS() {}
 #define CONSTANT static constexpr
@@ -65,7 +69,8 @@ static Thread* current;
 static int size, ended, at_barrier;
 static Thread* ready[MOST_THREADS];  // the last one runs next
 static int ready_count;
-static Place host;
+static Place host;    // of a failure
+static Thread caller;  // goes on where all threads have ended
 static const char* failure;
 static uint64_t state;
 alignas(16) static char memory[48 * 1024];
@@ -110,30 +115,7 @@ inline float* lent_floats(int count) {
   return reinterpret_cast<float*>(lent_memory);
 }
 
-static void go_on();
-
-static void enter() {
-  for (;;) {
-    kernel_body();
-    current->ended = true;
-    ++ended;
-    go_on();
-  }
-}
-
-static void begin(Thread* thread) {
-  ucontext_t context;
-  if (thread->stack == nullptr) thread->stack = static_cast<char*>(malloc(STACK));
-  getcontext(&context);
-  context.uc_stack.ss_sp = thread->stack;
-  context.uc_stack.ss_size = STACK - thread->number * 832 % 16384;  // threads' frames lie in unlike lines of the cache
-  context.uc_link = nullptr;
-  makecontext(&context, enter, 0);
-  thread->begun = true;
-  setcontext(&context);
-}
-
-static void make_ready(int from, int count) {
+QUICK static void make_ready(int from, int count) {
   Thread** added = ready + ready_count;
   ready_count += count;
   for (int i = 0; i < count; ++i) {
@@ -143,21 +125,87 @@ static void make_ready(int from, int count) {
   }
 }
 
-// Not inlined: a jump does not lead into the function that it is in.
-__attribute__((noinline)) static void run_next() {
+// The one that became ready last.
+QUICK static Thread* next_thread() {
   if (ready_count == 0) {
-    if (ended == size) __builtin_longjmp(host, 1);
+    if (ended == size) return &caller;
     fail(at_barrier > 0 ? "a barrier that some threads of the group never reach"
                         : "a shuffle that some lanes of the warp never reach");
   }
-  current = ready[--ready_count];
-  if (!current->begun) begin(current);
-  __builtin_longjmp(current->place, 1);
+  return current = ready[--ready_count];
 }
 
+static void enter();
+
+inline char* top_of_stack(Thread* thread) {
+  if (thread->stack == nullptr) thread->stack = static_cast<char*>(malloc(STACK));
+  return thread->stack + STACK - thread->number * 832 % 16384;  // threads' frames lie in unlike lines of the cache
+}
+
+#ifdef __x86_64__
+#ifdef __AVX512F__
+#define REGISTERS_OF_AVX512                                                                                           \
+  "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",         \
+      "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
+#else
+#define REGISTERS_OF_AVX512
+#endif
+
+static void begin(Thread* thread) {
+  thread->place[0] = reinterpret_cast<void*>(enter);
+  thread->place[1] = top_of_stack(thread) - 8;  // aligned as behind a call
+}
+
+// Part of each function that uses it: processors predict that a call returns to where it came from, not to another thread.
+MERGED void switch_to(Thread* next, void** from) {
+  void** to = next->place;
+  asm volatile(
+      "leaq 1f(%%rip), %%rcx\n movq %%rcx, (%0)\n movq %%rsp, 8(%0)\n movq %%rbp, 16(%0)\n"
+      "movq 8(%1), %%rsp\n movq 16(%1), %%rbp\n jmp *(%1)\n 1:"
+      : "+a"(from), "+d"(to)
+      :
+      : "rbx", "rcx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
+        "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15",
+        REGISTERS_OF_AVX512 "memory", "cc");
+}
+#else
+// Not inlined: a jump does not lead into the function that it is in.
+__attribute__((noinline)) static void jump_to(void** place) { __builtin_longjmp(place, 1); }
+
+static void enter_later() {
+  if (__builtin_setjmp(current->place) == 0) jump_to(host);
+  enter();
+}
+
+static void begin(Thread* thread) {
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_size = top_of_stack(thread) - thread->stack;
+  context.uc_stack.ss_sp = thread->stack;
+  context.uc_link = nullptr;
+  makecontext(&context, enter_later, 0);
+  current = thread;
+  if (__builtin_setjmp(host) == 0) setcontext(&context);
+}
+
+inline void switch_to(Thread* next, void** from) {
+  if (__builtin_setjmp(from) == 0) jump_to(next->place);
+}
+#endif
+
 // Lets others run. Who calls this has been put where it is made ready again.
-static void go_on() {
-  if (__builtin_setjmp(current->place) == 0) run_next();
+MERGED void go_on() {
+  Thread* self = current;
+  switch_to(next_thread(), self->place);
+}
+
+static void enter() {
+  for (;;) {
+    kernel_body();
+    current->ended = true;
+    ++ended;
+    go_on();
+  }
 }
 
 static const char* run_group(uint64_t seed) {
@@ -170,12 +218,14 @@ static const char* run_group(uint64_t seed) {
   for (int i = 0; i < size; ++i) {
     threads[i].number = i;
     threads[i].at_barrier = threads[i].ended = false;
+    if (!threads[i].begun) begin(&threads[i]);
+    threads[i].begun = true;
   }
   for (auto& warp : warps) warp.arrived = 0;
   if (forget != nullptr) forget();
   if (__builtin_setjmp(host) == 0) {
     make_ready(0, size);
-    run_next();
+    switch_to(next_thread(), caller.place);
   }
   if (failure != nullptr)
     for (auto& thread : threads) thread.begun = false;  // they stand somewhere in the kernel
@@ -220,31 +270,40 @@ typedef __fp16 Half;  // which older compilers know there, too
 typedef _Float16 Half;
 #endif
 
-inline void group_barrier() {
-  using namespace emulator;
+namespace emulator {
+QUICK static void wait_for_group() {
   if (++at_barrier == size) {
     at_barrier = 0;
     make_ready(0, size);
   }
-  go_on();
-  if (arrive != nullptr) arrive();
 }
 
-inline float shuffle_xor(float x, int mask) {
-  using namespace emulator;
-  const int lane = current->number % WARP;
+// Where all lanes' numbers of this shuffle are, once the last one has come.
+QUICK static const float* give(float x, int mask) {
   Warp& warp = warps[current->number / WARP];
   if (warp.arrived == 0) warp.mask = mask;
   if (warp.mask != mask) fail("lanes of a warp in different shuffles");
-  float(&given)[WARP] = warp.given[warp.shuffles & 1];
-  given[lane] = x;
+  float* given = warp.given[warp.shuffles & 1];
+  given[current->number % WARP] = x;
   if (++warp.arrived == WARP) {
     warp.arrived = 0;
     ++warp.shuffles;
     make_ready(current->number / WARP * WARP, WARP);
   }
-  go_on();
-  return given[lane ^ mask];
+  return given;
+}
+}  // namespace emulator
+
+MERGED void group_barrier() {
+  emulator::wait_for_group();
+  emulator::go_on();
+  if (emulator::arrive != nullptr) emulator::arrive();
+}
+
+MERGED float shuffle_xor(float x, int mask) {
+  const float* given = emulator::give(x, mask);
+  emulator::go_on();
+  return given[emulator::current->number % emulator::WARP ^ mask];
 }
 
 inline float from_bits(uint32_t bits) {
