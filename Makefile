@@ -44,11 +44,11 @@ serve: $(VENV)/.ready-serve $(VENV)/.ready-kernels
 
 test: $(VENV)/.ready-test $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 2 -m "not clients and not oracle and not packages and not slow" $(ARGS)
 
 test-slow: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --hypothesis-profile=thorough $(AT_LENGTH) -m "(slow or hypothesis) and not clients and not oracle and not packages" \
 		$(if $(PART),--part $(PART)) $(ARGS)
 
 test-all: check test test-slow test-clients test-packages test-oracle soak cycles
@@ -65,7 +65,7 @@ cycles: $(VENV)/.ready-test $(VENV)/.ready-bench $(VENV)/.ready-kernels
 
 test-clients: $(VENV)/.ready-test $(VENV)/.ready-clients $(VENV)/.ready-kernels
 	$(BIN)/ingot pull
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(FOREIGN) -m clients $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(FOREIGN) -m clients $(ARGS)
 
 test-oracle: $(VENV)/.ready-test $(VENV)/.ready-oracle $(VENV)/.ready-kernels
 	$(BIN)/ingot pull

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,16 @@ SLOW_FOLDERS = ("tests/bench/", "tests/foundry/")
 """Tests of what is not the product."""
 WHOLE_FILE = re.compile(r"^pytestmark = (\[$.*?^\]|.*?$)", re.MULTILINE | re.DOTALL)
 """The marks of all tests of a file."""
+SECONDS_OF_A_TEST = {
+    "equality": 1.5,
+    "distributed": 1.0,
+    "web": 0.5,
+    "engine": 0.3,
+    "models": 0.2,
+    "kernels": 0.2,
+    "cli": 0.1,
+}
+"""About, by the first folder below tests/."""
 _sampled: Counter[str] = Counter()
 """How many tests were sampled so far, by their file."""
 
@@ -117,7 +127,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         runs = not _chooses_its_rules(item) and (part is None or _is_in_part(item, *part))
         (kept if runs else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = kept
+    items[:] = _longest_files_first(kept) if hasattr(config, "workerinput") else kept
+
+
+def _longest_files_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """So that no worker begins a long file when the others have nothing left to do."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        seconds[file] += SECONDS_OF_A_TEST.get(file.split("/")[1], 0.02)
+    order = {file: place for place, file in enumerate(sorted(seconds, key=seconds.__getitem__, reverse=True))}
+    return sorted(items, key=lambda item: order[item.nodeid.partition("::")[0]])
 
 
 def _is_in_part(item: pytest.Item, number: int, parts: int) -> bool:

@@ -101,6 +101,31 @@ def test_the_parts_of_all_files_are_all_files() -> None:
     assert sum(map(len, parts)) == len(set().union(*parts)) == len(items)
 
 
+def test_workers_begin_with_the_files_that_take_longest() -> None:
+    files = ["tests/config/test_a.py", "tests/equality/test_b.py", "tests/engine/test_c.py", "tests/engine/test_d.py"]
+    items = [SimpleNamespace(nodeid=f"{file}::test_{n}") for file, n in zip(files, (30, 2, 1, 3), strict=True)]
+    items += [SimpleNamespace(nodeid=f"{files[3]}::test_{n}") for n in range(2)]
+    ordered = conftest._longest_files_first(items)  # type: ignore[arg-type]
+    assert [item.nodeid.partition("::")[0] for item in ordered] == [files[1], *[files[3]] * 3, files[2], files[0]]
+
+
+@pytest.mark.parametrize(("chosen", "imported"), [("not slow", 1), ("not clients and not slow", 0)])
+def test_a_file_of_which_nothing_is_left_is_not_imported(tmp_path: Path, chosen: str, imported: int) -> None:
+    text = """
+import pytest
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(False, reason=""),
+]
+raise SystemExit("imported")
+
+def test_it(): pass
+"""
+    done = pytest_run(tmp_path, text, "test = []", "-m", chosen)
+    assert ("imported" in done.stdout + done.stderr) == imported
+
+
 def test_a_case_that_chooses_the_rules_of_gpus_is_not_run_by_each_of_them(tmp_path: Path) -> None:
     text = """
 import pytest

@@ -94,6 +94,7 @@ def all_logits(adapter: ModelAdapter) -> list[mx.array]:
     return [*found, prompt_logits(adapter, PROMPT)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "packing"), CASES)
 def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rules: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path, PACKINGS[packing])

@@ -1,7 +1,6 @@
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.models.files.hub import is_hub_id, split_gguf_id
+from tests import processes
 from tests.waiting import WAIT_S
 
 COMMIT = "c" * 40
@@ -146,7 +146,7 @@ def fetched(endpoint: str, home: Path, repo: str, mode: str = "online", script: 
     """In a process of its own, as the hub's library reads its environment when it is imported."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()}
     environment = kept | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-    result = subprocess.run(
+    result = processes.run(
         [sys.executable, "-c", script, repo, mode], env=environment, capture_output=True, text=True, timeout=WAIT_S
     )
     assert result.returncode == 0, result.stderr
