@@ -44,6 +44,7 @@ FLAGS = (
     "-march=native",
     "-ffp-contract=off",
     "-fno-stack-protector",
+    *("-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables"),  # a seventh of the time to compile
     "-U_FORTIFY_SOURCE",
     "-nostdlib",  # this process has it
 )
