@@ -12,7 +12,7 @@ from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig, OutputSpec, re
 from ingot.kernels.gpu.launcher import Launcher
 
 SOURCE = Path(__file__).parent / "source"
-_MOST_WARPS = 32
+_WARPS = 32
 _THREADS = 256
 _JOINT_WARPS = 16
 _LOGIT_SLICES = 32
@@ -94,7 +94,7 @@ class ResidualNorm:
         tokens, size = states.shape
         whole, none = OutputSpec((tokens, size), states.dtype), OutputSpec((1,), states.dtype)
         with_after = added is not None and self._after is not None
-        warps = min(_MOST_WARPS, -(-size // 32))
+        warps = min(_WARPS, -(-size // 32))
         template = (
             *(("T", states.dtype), ("SIZE", size), ("WARPS", warps), ("ADDED", added is not None)),
             *(("NORMED", self._before is not None), ("AFTER", with_after)),
