@@ -1,9 +1,10 @@
-"""Draft tokens of a draft head (MTP, EAGLE-3): from the model's hidden states and the tokens behind them.
+"""Draft tokens of a draft head (MTP, EAGLE-3, Gemma 4's assistants, DFlash): from the model's hidden states.
 
-A head has keys and values of its own. Those of a token are computed from the hidden state *before* it and the token
-itself, so that they depend on nothing behind it: they lie in the row's own pages, and are cached, reused and rewound
-with them. The hidden state before the first token that is computed after a prefix was reused is not known; it is taken
-as zeros, like the one before a sequence's first token.
+Most heads have keys and values of their own. Those of a token are computed from the hidden state *before* it and the
+token itself, so that they depend on nothing behind it: they lie in the row's own pages, and are cached, reused and
+rewound with them. The hidden state before the first token that is computed after a prefix was reused is not known; it
+is taken as zeros, like the one before a sequence's first token. A block drafter's are computed from a token's own
+hidden state, and an assistant reads the model's.
 
 Tokens that the head has not computed yet are pending, a few at most, until a draft is wanted or pages are to be cached.
 """
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -25,42 +26,43 @@ from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths
 from ingot.engine.vision_encoder import TokenSpan, visual_inputs
 
-LONGEST_HEAD_DRAFT = 8
-"""Most draft tokens of a head that was trained for one, by chaining it."""
 MOST_PENDING_TOKENS = 64
 """Pending tokens of an answer after which the head computes them, while no draft is wanted."""
 
 
 class DraftHeadModule(Protocol):
     name: str
+    kv: Literal["pairs", "states", "model"]
+    """What its keys and values are made from: the hidden state before a token and the token; a token's hidden state; or
+    they are the model's. In the second case it has `store` and `draft` (`BlockDrafter`), else it is called."""
+    longest: int  # draft tokens
     size: int  # of a hidden state
     sees: bool  # takes image features where the model does
-
-    def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array:
-        """One that `sees` takes `visual` inputs as well."""
-
-    def logits(self, hidden: mx.array) -> mx.array: ...
 
 
 @dataclass(slots=True)
 class _HeadProgress:
     """What the head has computed of a row: positions before `written`. `hidden` are the pending hidden states, of the
-    tokens from written - 1 on, as slices of what passes gave: (array [tokens, size], begin, end). They may go beyond
-    the row's tokens: it may have been rewound further than to the first rejected one."""
+    tokens from written - before on, as slices of what passes gave: (array [tokens, size], begin, end). They may go
+    beyond the row's tokens: it may have been rewound further than to the first rejected one."""
 
     written: int
     hidden: list[tuple[mx.array, int, int]]
+    before: int = 1
+    """1 where a token is computed from the hidden state before it, 0 where from its own."""
 
     @property
     def end(self) -> int:
         """The first token whose hidden state is not known."""
-        return self.written - 1 + sum(end - begin for _, begin, end in self.hidden)
+        return self.written - self.before + sum(end - begin for _, begin, end in self.hidden)
 
-    def detach(self) -> mx.array:
+    def detach(self) -> list[mx.array]:
         """The pending states, from now on in an array of their own: else a whole chunk's would stay in memory."""
+        if not self.hidden:
+            return []
         own = mx.concatenate([mx.take(array, mx.arange(begin, end), axis=0) for array, begin, end in self.hidden])
         self.hidden = [(own, 0, own.shape[0])]
-        return own
+        return [own]
 
     def cut(self, length: int) -> None:
         """Forget the states of tokens from `length` on."""
@@ -108,7 +110,9 @@ class DraftHeadProposer:
     def begin(self, sequence: TokenSequence) -> None:
         """It has a row, which may hold tokens already."""
         zeros = mx.zeros((1, self.head.size), mx.bfloat16)  # which is any float's zero, and widens none
-        self._progress[sequence] = _HeadProgress(_row_of(sequence).length, [(zeros, 0, 1)])
+        length = _row_of(sequence).length
+        known = _HeadProgress(length, [], 0) if self.head.kv == "states" else _HeadProgress(length, [(zeros, 0, 1)])
+        self._progress[sequence] = known
 
     def observe_hidden(self, sequence: TokenSequence, hidden: mx.array, begin: int, end: int) -> None:
         """A pass computes its next tokens, whose hidden states are hidden[begin:end]."""
@@ -129,8 +133,15 @@ class DraftHeadProposer:
             if (count := self._pending(sequence)) >= least and sequence.row is not None
         ]
         if pending:
-            hidden = self._advance(pending)
-            mx.async_eval(hidden, self.rows.pending(), [self._progress[each].detach() for each, _ in pending])
+            computed = self._compute(pending)
+            mx.async_eval(computed, self.rows.pending(), [self._progress[each].detach() for each, _ in pending])
+
+    def _compute(self, pending: Many[tuple[TokenSequence, int]]) -> mx.array | None:
+        if self.head.kv != "model":
+            return (self._advance if self.head.kv == "pairs" else self._store)(pending)
+        for sequence, count in pending:
+            self._take(sequence, count)
+        return None
 
     def forget(self, sequence: TokenSequence) -> None:
         self._progress.pop(sequence, None)
@@ -149,46 +160,68 @@ class DraftHeadProposer:
     # As a proposer
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
-        return [DraftOffer(self.name, LONGEST_HEAD_DRAFT) if self._can(row) else None for row in rows]
+        return [DraftOffer(self.name, self.head.longest) if self._can(row) else None for row in rows]
 
     def _can(self, row: TokenSequence) -> bool:
         """Whether it has the hidden state before the newest token, or will have when that is known."""
         progress = self._progress.get(row)
-        return progress is not None and progress.end >= row.total - 1
+        if progress is None or progress.end < row.total - 1:
+            return False
+        return self.head.kv == "pairs" or (row.total > 1 and row.row is not None)
 
     def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         order = sorted(range(len(rows)), key=lambda number: -counts[number])
         ordered, depths = [rows[number] for number in order], [counts[number] for number in order]
-        with self.rows.reserve_ahead(
-            [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
-        ):
-            by_depth, confidences = self._chain(ordered, depths)
-        drafts, certainties = transpose_depths(by_depth, len(rows)), transpose_depths(confidences, len(rows))
+        ends = [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
+        with self.rows.reserve_ahead(ends if self.head.kv != "model" else ()):
+            drafts, certainties = (self._block if self.head.kv == "states" else self._chain)(ordered, depths)
         proposals = [
-            Proposal(tuple(map(int, draft)), self.name, tuple(certainty))
-            for draft, certainty in zip(drafts, certainties, strict=True)
+            Proposal(tuple(map(int, draft[:most])), self.name, tuple(certainty[:most]))
+            for draft, certainty, most in zip(drafts, certainties, depths, strict=True)
         ]
         return [proposals[order.index(number)] for number in range(len(rows))]
 
-    def _chain(self, rows: list[TokenSequence], depths: list[int]) -> tuple[list[mx.array], list[mx.array]]:
-        """Draft tokens and their confidences, by depth: each for as many of the first rows as go that deep."""
-        hidden = self._advance([(row, row.total - self._progress[row].written) for row in rows])
+    def _chain(self, rows: list[TokenSequence], depths: list[int]) -> tuple[list[list[float]], list[list[float]]]:
+        """Each row's draft tokens and their confidences."""
+        head: Any = self.head
+        wanted = [(row, row.total - self._progress[row].written) for row in rows]
+        if head.kv == "model":
+            hidden = mx.concatenate([self._take(row, count)[count - 1 :] for row, count in wanted])
+            hidden = self._step(rows, 1, hidden, _newest_tokens(rows))
+        else:
+            hidden = self._advance(wanted)
         tokens: list[mx.array] = []
         confidences: list[mx.array] = []
         for depth in range(1, depths[0] + 1):
             going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
             hidden = hidden[: len(going)]
             if depth > 1:
-                offsets = [row.total - 2 + depth for row in going]
-                positions = tuple(self._position(row, offset - 1) for row, offset in zip(going, offsets, strict=True))
-                batch = ForwardBatch(tuple(map(_row_of, going)), 1, tuple(offsets), positions)
-                with self.rows.aside([batch]) as caches:
-                    hidden = self.head(hidden[None], tokens[-1][None, : len(going)], caches[0])[0]
-            likelihoods = mx.softmax(self.head.logits(hidden).astype(mx.float32), axis=-1)
+                hidden = self._step(going, depth, hidden, tokens[-1][: len(going)])
+            likelihoods = mx.softmax(head.logits(hidden).astype(mx.float32), axis=-1)
             tokens.append(mx.argmax(likelihoods, axis=-1).astype(mx.uint32))
             confidences.append(mx.max(likelihoods, axis=-1))
         mx.eval(tokens, confidences, self.rows.pending())
-        return tokens, confidences
+        return transpose_depths(tokens, len(rows)), transpose_depths(confidences, len(rows))
+
+    def _step(self, rows: list[TokenSequence], depth: int, hidden: mx.array, tokens: mx.array) -> mx.array:
+        """The head's hidden states of further draft tokens, one for each row."""
+        head: Any = self.head
+        if head.kv == "model":
+            with self.rows.aside([_newest_stored(rows)]) as caches:
+                return head(hidden[None], tokens[None], caches)[0]
+        offsets = tuple(row.total - 2 + depth for row in rows)
+        positions = tuple(self._position(row, offset - 1) for row, offset in zip(rows, offsets, strict=True))
+        with self.rows.aside([ForwardBatch(tuple(map(_row_of, rows)), 1, offsets, positions)]) as caches:
+            return head(hidden[None], tokens[None], caches[0])[0]
+
+    def _block(self, rows: list[TokenSequence], depths: list[int]) -> tuple[Any, Any]:
+        """The same of a head that proposes all of a row's at once."""
+        head: Any = self.head
+        self._store([(row, row.total - 1 - self._progress[row].written) for row in rows])
+        with self.rows.aside([_newest_stored(rows)]) as caches:
+            tokens, confidences = head.draft(_newest_tokens(rows), depths[0], caches)
+        mx.eval(tokens, confidences, self.rows.pending())
+        return tokens.tolist(), confidences.tolist()
 
     def _pending(self, sequence: TokenSequence) -> int:
         """Tokens that are known and stored, and that the head has not computed."""
@@ -207,16 +240,13 @@ class DraftHeadProposer:
         lasts: list[int] = []
         at = 0
         for sequence, count in wanted:
-            progress, row = self._progress[sequence], _row_of(sequence)
-            batches.append(self._batch(sequence, progress.written, count))
-            spans.append((sequence, progress.written, count))
-            tokens += sequence.stored[progress.written : progress.written + count]
-            hidden.append(progress.states(count))
+            begin = self._progress[sequence].written
+            batches.append(self._batch(sequence, begin, count))
+            spans.append((sequence, begin, count))
+            tokens += sequence.stored[begin : begin + count]
+            hidden.append(self._take(sequence, count))
             at += count
             lasts.append(at - 1)
-            stored = row.length - progress.written
-            progress.drop(min(count, stored))
-            progress.written += min(count, stored)
         states = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden)
         visual = visual_inputs(spans) if self.head.sees else None
         head: Any = self.head
@@ -224,6 +254,27 @@ class DraftHeadProposer:
         with self.rows.aside(batches) as caches:
             out: mx.array = run(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
         return out if lasts == list(range(at)) else out[mx.array(lasts)]
+
+    def _take(self, sequence: TokenSequence, count: int) -> mx.array:
+        """The hidden states that its next so many tokens are computed from. Those that its row stores are not pending
+        any more."""
+        progress = self._progress[sequence]
+        states, stored = progress.states(count), min(count, _row_of(sequence).length - progress.written)
+        progress.drop(stored)
+        progress.written += stored
+        return states
+
+    def _store(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array | None:
+        """Have a block drafter store its keys and values of the next so many tokens of each."""
+        head: Any = self.head
+        some = [(sequence, self._progress[sequence].written, count) for sequence, count in wanted if count]
+        if not some:
+            return None
+        batches = [ForwardBatch((_row_of(sequence),), count, (begin,), (begin,)) for sequence, begin, count in some]
+        hidden = [self._take(sequence, count) for sequence, _, count in some]
+        with self.rows.aside(batches) as caches:
+            stored: mx.array = head.store(mx.concatenate(hidden)[None], caches)
+        return stored
 
     def _position(self, sequence: TokenSequence, offset: int) -> int:
         if sequence.thinned is not None:
@@ -252,3 +303,15 @@ class DraftHeadProposer:
 def _row_of(sequence: TokenSequence) -> Row:
     assert sequence.row is not None
     return sequence.row
+
+
+def _newest_stored(rows: Many[TokenSequence]) -> ForwardBatch:
+    """The last token of each that has KV, as a batch that sees all of it and stores nothing."""
+    stored = [_row_of(row) for row in rows]
+    behind = [row.total - 1 - own.length for row, own in zip(rows, stored, strict=True)]
+    positions = tuple(own.position + more - 1 for own, more in zip(stored, behind, strict=True))
+    return ForwardBatch(tuple(stored), 1, tuple(row.total - 2 for row in rows), positions)
+
+
+def _newest_tokens(rows: Many[TokenSequence]) -> mx.array:
+    return mx.array([row.stored[row.total - 1] for row in rows], dtype=mx.uint32)

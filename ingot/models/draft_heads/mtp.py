@@ -21,7 +21,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.cache.batch_state import BatchState
-from ingot.cache.forward_batch import ForwardPart, TokenPositions
+from ingot.cache.forward_batch import ForwardBatch, ForwardPart, Row, TokenPositions
 from ingot.cache.pages import PAGE
 from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
@@ -58,20 +58,50 @@ class SharedModules:
         return logits
 
 
-class DraftHead(Protocol):
-    """Runs alongside a model and predicts draft tokens: an `MtpHead`, or an EAGLE head."""
+HeadKV = Literal["pairs", "states", "model"]
+"""What keys and values a draft head attends to: its own, of each token and the hidden state before it, or of each
+token's hidden state alone; or the model's."""
+LONGEST_HEAD_DRAFT = 8
+"""Most draft tokens of a head that was trained for one, by chaining it."""
 
+
+class DraftHead(Protocol):
+    """Runs alongside a model and predicts draft tokens."""
+
+    name: str
+    kv: HeadKV
+    longest: int  # draft tokens
     size: int  # of the model's hidden states that it takes
     sees: bool  # whether it takes image features where the model does
 
     @property
     def weight_bytes(self) -> int: ...
     def make_cache(self) -> list[Any]: ...
-    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array: ...
-    def logits(self, hidden: mx.array) -> mx.array: ...
+    def first_drafts(self, rows: BatchState, row: Row, tokens: list[int], hidden: mx.array) -> mx.array:
+        """The draft token [tokens - 1] behind each token but the first, which follows the hidden state before it. The
+        row holds all of the tokens, and `hidden` [tokens, size] are their hidden states."""
 
 
-class MtpHead(nn.Module):
+class ChainedHead(nn.Module):
+    """A head that is run over pairs of a hidden state and the token behind that, and goes on from what it gave."""
+
+    kv: HeadKV = "pairs"
+    longest = LONGEST_HEAD_DRAFT
+
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array:
+        raise NotImplementedError
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        raise NotImplementedError
+
+    def first_drafts(self, rows: BatchState, row: Row, tokens: list[int], hidden: mx.array) -> mx.array:
+        """See `DraftHead`."""
+        with rows.aside([ForwardBatch((row,), len(tokens) - 1, (0,), (0,))]) as layers:
+            states = self(hidden[None, :-1], mx.array([tokens[1:]]), layers[0] if self.kv == "pairs" else layers)
+        return mx.argmax(self.logits(states)[0], axis=-1)
+
+
+class MtpHead(ChainedHead):
     name = "mtp"
     sees = False
 
@@ -161,8 +191,10 @@ def prepare_head(
     dtype: str | None,
     castable: Callable[[str], bool],
     axes: Sequence[int] | None = None,
+    *,
+    apart: bool = False,
 ) -> None:
-    """Bring a head into memory, as the adapter's device computes with it. `axes`: see `positioned`."""
+    """Bring a head into memory, as the adapter's device computes with it. `axes` and `apart`: see `swap_modules`."""
     if adapter.device.kind != "cpu":
         _cast_head(head, DTYPES[adapter.dtype], castable)
         # Layers of blocks would choose a format of their own.
@@ -171,25 +203,33 @@ def prepare_head(
     mx.eval(head.parameters())
     head.eval()
     # The native kernels that run all layers as one operation share their KV with the model's.
-    swap_modules(head, adapter.device, adapter.kernels, apart=adapter.device.kind == "cpu", axes=axes)
+    apart = apart or adapter.device.kind == "cpu"
+    swap_modules(head, adapter.device, adapter.kernels, apart=apart, axes=axes)
 
 
 def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
     """The adapter, with a head: the batch state has room for the head's KV of each token."""
+    groups = adapter.footprint.groups
+    if head.make_cache():
+        token_bytes = _token_bytes(head, adapter)
+        if all(window is not None for window, _ in groups):
+            groups = (*groups, (None, 0))
+        groups = tuple((window, size + (token_bytes if window is None else 0)) for window, size in groups)
+    return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
+
+
+def _token_bytes(head: Any, adapter: ModelAdapter) -> int:
+    """What a head's keys and values of a token take. On the way, its layers become graphs where they can."""
     rows = draft_head_rows(head, adapter)
     part = ForwardPart((rows.new(),), 1)
     for number in range(GRAPH_TRIALS + 1):
         hidden = mx.random.normal((1, 1, head.size), key=mx.random.key(number))
         with rows.launch([part], mixed=adapter.mixed) as layers:
-            mx.eval(head(hidden, mx.array([[number]]), layers[0]), rows.pending())
+            given = (hidden, layers) if head.kv == "states" else (hidden, mx.array([[number]]), layers[0])
+            mx.eval((head.store if head.kv == "states" else head)(*given), rows.pending())
     if (stack := decode_graphs_of(head)) is not None:
         stack.capture_ahead()
-    token_bytes = rows.groups[0].page_bytes // PAGE
-    groups = adapter.footprint.groups
-    if all(window is not None for window, _ in groups):
-        groups = (*groups, (None, 0))
-    groups = tuple((window, size + (token_bytes if window is None else 0)) for window, size in groups)
-    return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
+    return rows.groups[0].page_bytes // PAGE
 
 
 def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
@@ -264,20 +304,20 @@ def break_even_acceptance(head_bytes: int, model_bytes: int) -> float:
 
 
 def head_acceptance(head: DraftHead, adapter: ModelAdapter, prompt: Sequence[int]) -> float:
-    tokens, hidden = _generate_greedily(adapter, list(prompt))
-    rows = draft_head_rows(head, adapter)
-    with rows.launch([ForwardPart((rows.new(),), len(tokens) - 1)], mixed=adapter.mixed) as layers:
-        states = head(hidden[None, :-1], mx.array([tokens[1:]]), layers[0])
-    # At position p it predicts token p + 2, and the first that the model generated follows the prompt.
-    drafts = mx.argmax(head.logits(states[:, len(prompt) - 2 : -1]), axis=-1)
-    right: Any = mx.sum(drafts[0] == mx.array(tokens[len(prompt) :])).item()
+    rows = (adapter if adapter.head is head else with_draft_head(adapter, head)).new_batch_state()
+    row = rows.new()
+    tokens, hidden = _generate_greedily(adapter, rows, row, list(prompt))
+    drafts = head.first_drafts(rows, row, tokens, hidden)
+    # The first token that the model generated follows the prompt's last.
+    right: Any = mx.sum(drafts[len(prompt) - 2 : -1] == mx.array(tokens[len(prompt) :])).item()
     return float(right / CHECK_TOKENS)
 
 
-def _generate_greedily(adapter: ModelAdapter, tokens: list[int]) -> tuple[list[int], mx.array]:
+def _generate_greedily(
+    adapter: ModelAdapter, rows: BatchState, row: Row, tokens: list[int]
+) -> tuple[list[int], mx.array]:
     """The prompt and what the model generates behind it, and the hidden states of all of them."""
-    rows = adapter.new_batch_state()
-    row, new, hidden = rows.new(), list(tokens), []
+    new, hidden = list(tokens), []
     for number in range(CHECK_TOKENS + 1):
         logits, states = adapter.run(rows, mx.array(new), [ForwardPart((row,), len(new))], [len(new) - 1], hidden=True)
         hidden.append(states)
