@@ -105,19 +105,33 @@ class MtpHead(ChainedHead):
     name = "mtp"
     sees = False
 
-    def __init__(self, wiring: MtpSpec, alone: Any, shared: SharedModules | None, *, size: int, eps: float) -> None:
-        """`alone` is a model of mlx-lm's that has the head's layers and no others. Without the modules that it shares
-        with its model, a head cannot run."""
+    def __init__(
+        self,
+        wiring: MtpSpec,
+        alone: Any,
+        shared: SharedModules | None,
+        *,
+        size: int,
+        eps: float,
+        window: int | None = None,
+        vocab: int | None = None,
+    ) -> None:
+        """`alone` is a model of mlx-lm's whose first layers are the head's, which see `window` tokens if they do not
+        see all. Without the modules that it shares with its model, a head cannot run. `vocab`: it has an output head
+        of its own."""
         super().__init__()
         self._wiring, self._model_modules, self.size = wiring, shared, size
-        kinds = [type(cache) for cache in caches.make_prompt_cache(alone)]
-        assert kinds == [caches.KVCache], "the head's layers need another cache"
+        kind = type(caches.make_prompt_cache(alone)[0])
+        assert kind in (caches.KVCache, caches.RotatingKVCache), "the head's layers need another cache"
+        self._window = window if kind is caches.RotatingKVCache else None
         self.embedding_norm = nn.RMSNorm(size, eps)
         self.hidden_norm = nn.RMSNorm(size, eps)
         self.joint = nn.Linear(2 * size, size, bias=False)
-        self.layers = list(alone.layers)
+        self.layers = list(alone.layers)[: len(wiring.layers)]
         if wiring.norm is not None:
             self.norm = nn.RMSNorm(size, eps)
+        if vocab is not None:
+            self.output = nn.Linear(size, vocab, bias=False)
 
     @property
     def _shared(self) -> SharedModules:
@@ -134,7 +148,7 @@ class MtpHead(ChainedHead):
         return sum(array.nbytes for _, array in named_parameters(self))
 
     def make_cache(self) -> list[Any]:
-        """As mlx-lm's models have it."""
+        """As mlx-lm's models have it. Of a layer that sees a window, all tokens are stored."""
         return [caches.KVCache()]
 
     def __call__(
@@ -147,14 +161,16 @@ class MtpHead(ChainedHead):
         embedded = self._mask_first(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
         states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
-        mask = create_attention_mask(states, cache, return_array=self._wiring.array_masks)
+        mask = create_attention_mask(states, cache, window_size=self._window, return_array=self._wiring.array_masks)
         for layer in self.layers:
             states = layer(states, mask, cache)
-        return states if self._wiring.norm is None else self.norm(states)
+        return states if self._wiring.norm is None or not self._wiring.normed_chain else self.norm(states)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., vocab] of what `__call__` returned."""
-        return self._shared.logits(hidden)
+        if not self._wiring.normed_chain:
+            hidden = self.norm(hidden)
+        return self.output(hidden) if "output" in self else self._shared.logits(hidden)
 
     def _mask_first(self, embedded: mx.array, cache: Any) -> mx.array:
         """Embeddings, with zeros at the first position where the head was trained so."""
@@ -248,7 +264,13 @@ def build_mtp_head(
     changed = copy.deepcopy(dict(config))
     text = changed["text_config"] if isinstance(changed.get("text_config"), dict) else changed
     size, eps = int(text["hidden_size"]), float(text.get(source.wiring.eps) or 1e-6)
+    layers = int(text["num_hidden_layers"])
+    for key in source.wiring.by_layer:
+        stated = text.get(key)
+        text[key] = stated[layers:] or stated[-1:] if isinstance(stated, list) else stated
     text.update(source.wiring.alone)
+    if "model_type" in source.wiring.alone:  # the class of a language model, whatever is around it
+        changed = text
     rope = text.get("rope_parameters")
     if isinstance(rope, dict) and "rope_theta" in rope:  # as newer configs have it, and not all of mlx-lm's models
         scaling = None if rope.get("rope_type", "default") == "default" else rope
@@ -256,7 +278,16 @@ def build_mtp_head(
     model_class, args_class = model_classes(config=changed)
     alone = model_class(args_class.from_dict(changed))
     tensors = read_head_tensors(source, alone)
-    head = MtpHead(source.wiring, alone, shared, size=size, eps=eps)
+    has_output = any(name.startswith(f"{source.wiring.output}.") for name in source.tensors)
+    head = MtpHead(
+        source.wiring,
+        alone,
+        shared,
+        size=size,
+        eps=eps,
+        window=None if source.wiring.window is None else int(text[source.wiring.window]),
+        vocab=int(text["vocab_size"]) if has_output else None,
+    )
     hold_blocks(head, head_blocks(source, config))
     quantize_like(head, tensors)
     load_tensors(head, tensors, unneeded=(), whose=f"the head in {source.location}")
