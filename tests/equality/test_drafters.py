@@ -10,14 +10,19 @@ import pytest
 from ingot.engine.request import Ended, Request, Sampling, Stop
 from ingot.kernels.device import Device
 from tests import engines, tiny
-from tests.models.draft_heads import test_assistant, test_eagle
+from tests.models.draft_heads import test_assistant, test_block, test_eagle
 
 DRAFTERS: Mapping[str, Callable[[Path], Path]] = {
     "eagle": lambda folder: test_eagle.written(folder, test_eagle.random_tensors(embeds=False)),
     "assistant": lambda folder: test_assistant.written(folder, test_assistant.assistant_config(ordered=True)),
+    "dspark": lambda folder: test_block.written(folder, "dspark"),
+    "dflash-beside-recurrent-layers": lambda folder: test_block.written(folder, "dflash"),
 }
 """Drafters with random weights, which propose something wrong."""
-TARGETS = {"assistant": ("gemma4", test_assistant.target_config())}
+TARGETS = {
+    "assistant": ("gemma4", test_assistant.target_config()),
+    "dflash-beside-recurrent-layers": ("hybrid", tiny.CONFIGS["hybrid"]),
+}
 METAL = Device("metal", "a CPU that follows a GPU's rules", 1 << 34)
 
 

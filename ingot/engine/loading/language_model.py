@@ -53,7 +53,7 @@ from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
 from ingot.models.cache_key import open_disk_cache, weights_fingerprint
 from ingot.models.checkpoint import loading_with_pauses
-from ingot.models.draft_heads.loading import taps_layers
+from ingot.models.draft_heads.loading import own_drafter, taps_layers
 from ingot.models.experts.loading import ExpertMemory, has_experts
 from ingot.models.files import packaged
 from ingot.models.files.gguf_files import references_in, weight_bytes
@@ -366,7 +366,8 @@ def _load_plain_model(
         leading = load_as_leader(joined, settings, folder, here, total, with_vision=with_vision)
         return leading, options_among_ranks(choice, leading)
     # Some drafters read hidden states between layers.
-    apart = "eagle" in further or ("drafter" in further and taps_layers(further["drafter"]))
+    drafter = further.get("drafter") or (own_drafter(folder) if choice.names is None or "mtp" in choice.names else None)
+    apart = "eagle" in further or (drafter is not None and taps_layers(drafter))
     return (
         adapters.load_model_adapter(
             folder,

@@ -1,4 +1,4 @@
-"""What draft heads with a checkpoint of their own have in common: EAGLE-3 and Gemma 4's assistants."""
+"""What draft heads with a checkpoint of their own (EAGLE-3, assistants, block drafters) have in common."""
 
 from __future__ import annotations
 

@@ -9,16 +9,18 @@ from typing import Final, Literal
 from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.draft_heads.assistant import load_assistant
+from ingot.models.draft_heads.block import load_block_drafter
 from ingot.models.draft_heads.checkpoint import CheckpointIndex
 from ingot.models.draft_heads.drafter import Drafter, read_drafter_config
 from ingot.models.draft_heads.eagle import load_eagle
 
-DrafterKind = Literal["eagle", "assistant"]
+DrafterKind = Literal["eagle", "assistant", "block"]
 DRAFTER_FOLDER: Final = "mtp"
 """A folder in a model's own that may hold its drafter."""
 _SIGNS: Final[Mapping[DrafterKind, tuple[frozenset[str], ...]]] = {
     "assistant": (frozenset({"pre_projection", "post_projection"}),),
     "eagle": (frozenset({"fc", "midlayer.hidden_norm"}), frozenset({"fc", "layers.0.hidden_norm"})),
+    "block": (frozenset({"fc", "hidden_norm", "layers.0.self_attn.q_norm"}),),
 }
 """Modules that only such a head has: all of one of these sets."""
 
@@ -40,7 +42,7 @@ def own_drafter(folder: Path) -> Path | None:
 
 def taps_layers(folder: Path) -> bool:
     """Whether the drafter in a folder reads hidden states between its model's layers."""
-    return drafter_kind(folder) == "eagle"
+    return drafter_kind(folder) in ("eagle", "block")
 
 
 def load_drafter(folder: Path, adapter: ModelAdapter, *, dtype: str | None = None) -> Drafter:
@@ -50,8 +52,9 @@ def load_drafter(folder: Path, adapter: ModelAdapter, *, dtype: str | None = Non
     Raises ModelError where it is none, is damaged, or does not belong to this model.
     """
     kind = drafter_kind(folder)
-    if kind == "assistant":
-        return load_assistant(folder, read_drafter_config(folder), adapter, dtype=dtype)
     if kind == "eagle":
         return load_eagle(folder, adapter, dtype=dtype)
-    raise ModelError(f"{folder.name} holds no draft head that is known")
+    if kind is None:
+        raise ModelError(f"{folder.name} holds no draft head that is known")
+    load = load_assistant if kind == "assistant" else load_block_drafter
+    return load(folder, read_drafter_config(folder), adapter, dtype=dtype)
