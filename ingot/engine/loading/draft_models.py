@@ -84,13 +84,12 @@ def _with_mtp_head(
 ) -> tuple[ModelAdapter, tuple[str, ...]]:
     """The adapter with its head, or why it goes without. Where the settings ask for the head, that is an error."""
     try:
-        source, drafter = find_head(folder, adapter.config), own_drafter(folder)
-        if source is not None:
-            return _tried(load_mtp_head(source, adapter, dtype=dtype), adapter), ()
-        if drafter is not None:
+        if (drafter := own_drafter(folder)) is not None:
             head = load_drafter(drafter, adapter, dtype=dtype)
             head.name = "mtp"
             return _tried(head, adapter), ()
+        if (source := find_head(folder, adapter.config)) is not None:
+            return _tried(load_mtp_head(source, adapter, dtype=dtype), adapter), ()
         refuse_unknown_head(folder, adapter.config)
         return adapter, ()
     except ModelError as error:

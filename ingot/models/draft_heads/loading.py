@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,9 +12,10 @@ from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.draft_heads.assistant import load_assistant
 from ingot.models.draft_heads.block import load_block_drafter
-from ingot.models.draft_heads.checkpoint import CheckpointIndex
+from ingot.models.draft_heads.checkpoint import INDEX_FILE, CheckpointIndex
 from ingot.models.draft_heads.drafter import Drafter, read_drafter_config
 from ingot.models.draft_heads.eagle import load_eagle
+from ingot.models.files.folder_checks import StoredTensor
 
 DrafterKind = Literal["eagle", "assistant", "block"]
 DRAFTER_FOLDER: Final = "mtp"
@@ -23,6 +26,38 @@ _SIGNS: Final[Mapping[DrafterKind, tuple[frozenset[str], ...]]] = {
     "block": (frozenset({"fc", "hidden_norm", "layers.0.self_attn.q_norm"}),),
 }
 """Modules that only such a head has: all of one of these sets."""
+
+
+@dataclass(frozen=True)
+class DrafterFolder:
+    """A folder that holds a drafter. Only headers have been read."""
+
+    path: Path
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted({tensor.file for tensor in self.tensors.values()})
+
+    def copy(self, target: Path) -> None:
+        """Make `target`, with what a drafter is loaded from."""
+        target.mkdir()
+        small = (self.path / name for name in ("config.json", INDEX_FILE) if (self.path / name).is_file())
+        for file in (*small, *self.files):
+            shutil.copyfile(file, target / file.name)
+
+
+def drafter_in(folder: Path) -> DrafterFolder | None:
+    """The drafter that a folder holds, or the folder `mtp` in it. Raises ModelError where headers cannot be read."""
+    path = next((each for each in (folder, folder / DRAFTER_FOLDER) if drafter_kind(each) is not None), None)
+    if path is None:
+        return None
+    checkpoint = CheckpointIndex(path)
+    return DrafterFolder(path, {name: checkpoint.stored(name) for name in checkpoint.files})
 
 
 def drafter_kind(folder: Path) -> DrafterKind | None:
