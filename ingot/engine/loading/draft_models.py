@@ -100,8 +100,9 @@ def _with_mtp_head(
 
 def _tried(head: DraftHead, adapter: ModelAdapter) -> ModelAdapter:
     """The adapter with a head that is worth running. Raises ModelError."""
-    check_draft_head(head, adapter)
-    return with_draft_head(adapter, head)
+    headed = with_draft_head(adapter, head)
+    check_draft_head(head, headed)
+    return headed
 
 
 DRAFTERS: Final = ("drafter", "eagle")

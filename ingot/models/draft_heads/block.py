@@ -197,8 +197,7 @@ class BlockDrafter(Drafter):
         return normed
 
     def logits(self, hidden: mx.array) -> mx.array:
-        assert self._output is not None
-        logits = self._output(hidden)
+        logits = self.shared_logits(hidden)
         return logits if self._cap is None else mx.tanh(logits / self._cap) * self._cap
 
     def share(self, model: nn.Module, *, scaled: bool = True) -> None:

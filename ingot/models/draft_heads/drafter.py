@@ -1,4 +1,4 @@
-"""What draft heads with a checkpoint of their own (EAGLE-3, assistants, block drafters) have in common."""
+"""What all draft heads have in common, and those with a checkpoint of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingot.upstream import load_config
 
 
 class Drafter(nn.Module):
-    """A draft head that may compute with its model's embedding and output head, without owning them."""
+    """A draft head, which may compute with its model's embedding and output head, without owning them."""
 
     name = "draft"
     """What it is asked for by."""
@@ -47,6 +47,10 @@ class Drafter(nn.Module):
         scale = embedding_scale_of(model) if scaled else 1.0
         self._embed = lambda tokens: lookup(tokens) if scale == 1 else lookup(tokens) * scale
         self._output = logits_by(output)
+
+    def shared_logits(self, hidden: mx.array) -> mx.array:
+        assert self._output is not None, "a draft head is run without its model"
+        return self._output(hidden)
 
     def embedded(self, tokens: mx.array) -> mx.array:
         assert self._embed is not None, "a draft head is run without its model"

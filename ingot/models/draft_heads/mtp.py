@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import mlx.core as mx
@@ -33,30 +33,17 @@ from ingot.models.draft_heads.checkpoint import (
     quantize_like,
     read_head_tensors,
 )
+from ingot.models.draft_heads.drafter import Drafter
 from ingot.models.families.description import MtpSpec
 from ingot.models.forward import attends_natively, new_batch_state
 from ingot.models.gguf.weights import hold_blocks, is_block_layer
 from ingot.models.layers.decode_graph import GRAPH_TRIALS, decode_graphs_of
-from ingot.models.layers.lm_head import lm_head_of, tap_hidden_states, token_embedding_of
+from ingot.models.layers.lm_head import tap_hidden_states
 from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import DTYPES, settle_precision
 from ingot.models.vision.tower import VisualInputs
 from ingot.upstream import caches, create_attention_mask, model_classes
-
-
-@dataclass(frozen=True)
-class SharedModules:
-    """The model's modules that a head computes with, without owning them."""
-
-    embedding: Any
-    output: Any
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        tied = isinstance(self.output, nn.Embedding | nn.QuantizedEmbedding)
-        logits: mx.array = self.output.as_linear(hidden) if tied else self.output(hidden)
-        return logits
-
 
 HeadKV = Literal["pairs", "states", "model"]
 """What keys and values a draft head attends to: its own, of each token and the hidden state before it, or of each
@@ -101,15 +88,13 @@ class ChainedHead(nn.Module):
         return mx.argmax(self.logits(states)[0], axis=-1)
 
 
-class MtpHead(ChainedHead):
+class MtpHead(Drafter, ChainedHead):
     name = "mtp"
-    sees = False
 
     def __init__(
         self,
         wiring: MtpSpec,
         alone: Any,
-        shared: SharedModules | None,
         *,
         size: int,
         eps: float,
@@ -117,10 +102,9 @@ class MtpHead(ChainedHead):
         vocab: int | None = None,
     ) -> None:
         """`alone` is a model of mlx-lm's whose first layers are the head's, which see `window` tokens if they do not
-        see all. Without the modules that it shares with its model, a head cannot run. `vocab`: it has an output head
-        of its own."""
+        see all. `vocab`: it has an output head of its own."""
         super().__init__()
-        self._wiring, self._model_modules, self.size = wiring, shared, size
+        self._wiring, self.size = wiring, size
         kind = type(caches.make_prompt_cache(alone)[0])
         assert kind in (caches.KVCache, caches.RotatingKVCache), "the head's layers need another cache"
         self._window = window if kind is caches.RotatingKVCache else None
@@ -134,18 +118,9 @@ class MtpHead(ChainedHead):
             self.output = nn.Linear(size, vocab, bias=False)
 
     @property
-    def _shared(self) -> SharedModules:
-        assert self._model_modules is not None, "a head is run without its model"
-        return self._model_modules
-
-    @property
     def wants(self) -> Literal["normed", "raw"]:
         """Which hidden states of the model it takes."""
         return self._wiring.wants
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in named_parameters(self))
 
     def make_cache(self) -> list[Any]:
         """As mlx-lm's models have it. Of a layer that sees a window, all tokens are stored."""
@@ -157,7 +132,7 @@ class MtpHead(ChainedHead):
         """From hidden states [1, T, size] at some positions and the tokens [1, T] behind those: hidden states
         [1, T, size] whose logits predict the tokens two positions on, and which replace the model's when drafts go on
         from draft tokens. `visual`: image features where the model had them instead of tokens."""
-        looked_up = self._shared.embedding(tokens)
+        looked_up = self.embedded(tokens)
         embedded = self._mask_first(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
         states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
@@ -170,7 +145,7 @@ class MtpHead(ChainedHead):
         """Logits [..., vocab] of what `__call__` returned."""
         if not self._wiring.normed_chain:
             hidden = self.norm(hidden)
-        return self.output(hidden) if "output" in self else self._shared.logits(hidden)
+        return self.output(hidden) if "output" in self else self.shared_logits(hidden)
 
     def _mask_first(self, embedded: mx.array, cache: Any) -> mx.array:
         """Embeddings, with zeros at the first position where the head was trained so."""
@@ -189,10 +164,11 @@ def load_mtp_head(source: HeadSource, adapter: ModelAdapter, *, dtype: str | Non
 
     Raises ModelError where tensors are missing, of the wrong shape, or cannot be a head's of this model.
     """
-    selection, shared = adapter.selection, _shared_modules(adapter.model)
-    if selection is None or not selection.was_used or shared is None:
-        raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
-    head, castable = build_mtp_head(source, adapter.config, shared)
+    selection = adapter.selection
+    if selection is None or not selection.was_used:
+        raise ModelError("This model cannot use its head: where it computes logits is not known")
+    head, castable = build_mtp_head(source, adapter.config)
+    head.share(adapter.model, scaled=False)
     tower = adapter.tower
     prepare_head(head, adapter, dtype, castable, axes=None if tower is None else tower.axes)
     head.sees = tower is not None
@@ -254,9 +230,7 @@ def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
     return new_batch_state(head, 0, kept, adapter.kernels)
 
 
-def build_mtp_head(
-    source: HeadSource, config: Mapping[str, Any], shared: SharedModules | None = None
-) -> tuple[MtpHead, Callable[[str], bool]]:
+def build_mtp_head(source: HeadSource, config: Mapping[str, Any]) -> tuple[MtpHead, Callable[[str], bool]]:
     """The head of a model with this config, only its norms in memory yet, and which of its weights may be cast.
 
     Raises ModelError where it is not a head of such a model.
@@ -282,7 +256,6 @@ def build_mtp_head(
     head = MtpHead(
         source.wiring,
         alone,
-        shared,
         size=size,
         eps=eps,
         window=None if source.wiring.window is None else int(text[source.wiring.window]),
@@ -298,11 +271,6 @@ def _cast_head(head: nn.Module, dtype: mx.Dtype, wanted: Callable[[str], bool]) 
     """To what the model computes in: where two formats of 16 bits meet, MLX goes on in float32."""
     floats = [(path, array) for path, array in named_parameters(head) if mx.issubdtype(array.dtype, mx.floating)]
     head.update(tree_unflatten([(path, array.astype(dtype)) for path, array in floats if wanted(path)]))
-
-
-def _shared_modules(model: Any) -> SharedModules | None:
-    embedding, output = token_embedding_of(model), lm_head_of(model)
-    return None if embedding is None or output is None else SharedModules(embedding, output)
 
 
 CHECK_TOKENS = 48
