@@ -2,7 +2,8 @@
 
 Keys and values of the text are projected from the model's hidden states, of some of its layers together: a token's
 depend on its own alone. A block is the newest token with mask tokens behind it, which all see each other and the text.
-DSpark corrects each draft token's logits by the one before it, and may say how sure it is.
+DSpark corrects each draft token's logits by the one before it, and may say how sure it is. Layers are Qwen 3's, or
+Gemma 4's.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ from ingot.models.draft_heads.drafter import (
 )
 from ingot.models.draft_heads.mtp import HeadKV, prepare_head
 from ingot.models.layers.lm_head import embedding_scale_of, lm_head_of
-from ingot.upstream import caches, model_classes, rope_utils
+from ingot.upstream import caches, model_classes
 
 LONGEST_BLOCK = 16
 """Most draft tokens of a block."""
-LAYERS_OF = "qwen3"
+_GEMMA = "layers.0.pre_feedforward_layernorm.weight"
 _MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
 
 class BlockAttention(nn.Module):
     """Attends from a block to the text and to the whole block."""
 
-    def __init__(self, attention: Any, rope: nn.Module, *, window: int | None, causal: bool, sinks: bool) -> None:
+    def __init__(self, attention: Any, *, window: int | None, causal: bool, sinks: bool) -> None:
         """`attention` is mlx-lm's; a block sees `window` tokens of a text, or all."""
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = attention.q_proj, attention.k_proj, attention.v_proj
-        self.o_proj, self.q_norm, self.k_norm = attention.o_proj, attention.q_norm, attention.k_norm
-        self.rope, self._window, self._causal = rope, window, causal
+        self.q_proj, self.k_proj, self.o_proj = attention.q_proj, attention.k_proj, attention.o_proj
+        self.q_norm, self.k_norm, self.rope = attention.q_norm, attention.k_norm, attention.rope
+        if "v_proj" in attention:  # else values are keys
+            self.v_proj = attention.v_proj
+        self._window, self._causal = window, causal
         self._heads, self._kv_heads, self._scale = attention.n_heads, attention.n_kv_heads, attention.scale
         self.attention_sink_bias = mx.zeros((self._heads,)) if sinks else None
 
@@ -79,7 +82,8 @@ class BlockAttention(nn.Module):
         return out
 
     def _keys_and_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        keys, values = (project(x).reshape(*x.shape[:2], self._kv_heads, -1) for project in (self.k_proj, self.v_proj))
+        keys = self.k_proj(x).reshape(*x.shape[:2], self._kv_heads, -1)
+        values = self.v_proj(x).reshape(keys.shape) if "v_proj" in self else keys
         return self.k_norm(keys).swapaxes(1, 2), values.swapaxes(1, 2)
 
     def _mask(self, lengths: Sequence[int], stored: int, width: int) -> mx.array | None:
@@ -102,14 +106,23 @@ class BlockAttention(nn.Module):
 
 class BlockLayer(nn.Module):
     def __init__(self, layer: Any, attention: BlockAttention) -> None:
+        """`layer` is Qwen 3's, or Gemma 4's, which has norms behind attention and MLP as well."""
         super().__init__()
         self.self_attn, self.mlp = attention, layer.mlp
         self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
+        if "pre_feedforward_layernorm" in layer:
+            self.pre_feedforward_layernorm = layer.pre_feedforward_layernorm
+            self.post_feedforward_layernorm = layer.post_feedforward_layernorm
+            self.layer_scalar = layer.layer_scalar
 
     def __call__(self, x: mx.array, state: AppendState) -> mx.array:
-        x = x + self.self_attn(self.input_layernorm(x), state)
-        out: mx.array = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+        attended = self.self_attn(self.input_layernorm(x), state)
+        if "layer_scalar" not in self:
+            x = x + attended
+            return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.post_attention_layernorm(attended)
+        out: mx.array = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return out * self.layer_scalar
 
 
 class MarkovHead(nn.Module):
@@ -135,6 +148,7 @@ class BlockDrafter(Drafter):
         hidden, taps = args.hidden_size, len(config["target_layer_ids"])
         self.size, self._cap = taps * hidden, config.get("final_logit_softcapping")
         self._mask_id = int(config["mask_token_id"])
+        self._own_scale = hidden**0.5 if _GEMMA in has else None  # of its own embedding; None: as the model's
         # A DSpark's block says how many it proposes, and its first token proposes the one behind it.
         is_spark = _MARKOV in has
         own_first = int(bool(config.get("sample_from_anchor", True))) if is_spark else 0
@@ -204,7 +218,7 @@ class BlockDrafter(Drafter):
         """As others do, but for what it has itself."""
         super().share(model, scaled=scaled)
         if "embed_tokens" in self:
-            own, scale = self.embed_tokens, embedding_scale_of(model)
+            own, scale = self.embed_tokens, self._own_scale or embedding_scale_of(model)
             self._embed = lambda tokens: own(tokens) * scale
             if hasattr(lm_head_of(model), "as_linear"):
                 self._output = logits_by(own)
@@ -241,7 +255,7 @@ def load_block_drafter(
 def _refuse_other_kinds(config: Mapping[str, Any], tensors: Mapping[str, mx.array], folder: Path) -> None:
     if any(name.startswith("candidate_selector.") for name in tensors):
         raise ModelError(f"{folder.name} is a DFlash 2 drafter, which is not supported; DFlash and DSpark are")
-    stated = config.get("hidden_act", "silu"), config.get("markov_head_type", "vanilla")
+    stated = config.get("hidden_act") or "silu", config.get("markov_head_type") or "vanilla"
     if stated != ("silu", "vanilla"):
         raise ModelError(f"{folder.name} has an activation or a Markov head that is not known: {', '.join(stated)}")
 
@@ -249,34 +263,23 @@ def _refuse_other_kinds(config: Mapping[str, Any], tensors: Mapping[str, mx.arra
 def _build_block_drafter(
     config: Mapping[str, Any], adapter: ModelAdapter, folder: Path, has: frozenset[str]
 ) -> BlockDrafter:
-    model_class, args_class = model_classes({"model_type": LAYERS_OF})
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
-    stated = {"rope_theta": rope.get("rope_theta", 1e7), "tie_word_embeddings": True, **config}
+    family = "gemma4_text" if _GEMMA in has else "qwen3"
+    model_class, args_class = model_classes({"model_type": family})
     text = text_config_of(adapter)
     try:
-        args = args_class.from_dict({**stated, "model_type": LAYERS_OF, "rope_scaling": scaling})
-        kinds = config.get("layer_types") or ["full_attention"] * args.num_hidden_layers
+        kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+        args = args_class.from_dict({**_stated(config, family), "layer_types": kinds})
         window = config.get("swa_window_size", config.get("sliding_window"))
-        layers = [
-            BlockLayer(
-                layer,
-                BlockAttention(
-                    layer.self_attn,
-                    rope_utils.initialize_rope(
-                        args.head_dim,
-                        args.rope_theta,
-                        not config.get("rope_is_neox_style", True),
-                        scaling,
-                        args.max_position_embeddings,
-                    ),
-                    window=int(window) if kind == "sliding_attention" else None,
-                    causal=bool(config.get("causal", config.get("is_causal", config.get("dflash_query_causal")))),
-                    sinks=bool(config.get("attention_sink_bias")),
-                ),
+        layers = []
+        for layer, kind in zip(model_class(args).layers, kinds, strict=True):
+            attention = BlockAttention(
+                layer.self_attn,
+                window=int(window) if kind == "sliding_attention" else None,
+                causal=bool(config.get("causal", config.get("is_causal", config.get("dflash_query_causal")))),
+                sinks=bool(config.get("attention_sink_bias")),
             )
-            for layer, kind in zip(model_class(args).layers, kinds, strict=True)
-        ]
+            attention.rope.traditional = not config.get("rope_is_neox_style", True)
+            layers.append(BlockLayer(layer, attention))
         head = BlockDrafter(config, args, layers, has)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder.name}'s config describes no block drafter: {error}") from error
@@ -285,3 +288,15 @@ def _build_block_drafter(
     if (args.hidden_size, args.vocab_size) != (int(text["hidden_size"]), adapter.vocab):
         raise ModelError(f"{folder.name} drafts for another model: its hidden size or its vocabulary differs")
     return head
+
+
+def _stated(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """The config as mlx-lm's code for layers of this family takes it."""
+    if family == "gemma4_text":
+        plain = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False}
+        return {**config, **plain, "model_type": family}
+    rope = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or (rope if rope.get("rope_type", "default") != "default" else None)
+    theta = config.get("rope_theta", rope.get("rope_theta", 1e7))
+    own = {"model_type": family, "rope_theta": theta, "rope_scaling": scaling}
+    return {"tie_word_embeddings": True, **config, **own}
