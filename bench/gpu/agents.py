@@ -115,25 +115,32 @@ def mtp(scale: Scale) -> Iterator[Figure]:
 
 
 def _with_given_head(config: dict[str, Any], adapter: Any, *, rate: float) -> Any:
-    """The adapter with a head that computes all that its model's head would, and then is right as often as is given. Of
-    a `decided` model the embedding of a token is the hidden state that predicts the next one."""
+    """The adapter with a head that computes all that its model's head would, and is right as often as is given. Of a
+    `decided` model a token's embedding is the hidden state that predicts the next one, and the head hands on what it
+    looks up: for some tokens, the embedding of others."""
     import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_unflatten
 
     from ingot.models.draft_heads.mtp import MtpHead, SharedModules, prepare_head, with_draft_head
     from ingot.models.families.registry import mtp_spec_of
     from ingot.models.layers.lm_head import lm_head_of, token_embedding_of
+    from ingot.models.layers.modules import adopt_module
 
-    spec = mtp_spec_of("qwen3_5")
+    spec, size, vocab = mtp_spec_of("qwen3_5"), config["hidden_size"], config["vocab_size"]
     assert spec is not None
-
-    class GivenHead(MtpHead):
-        def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None, visual: Any = None) -> mx.array:
-            states = super().__call__(hidden, tokens, cache, visual)
-            right = mx.random.uniform(shape=tokens.shape) < rate
-            return 1e-3 * states + self._shared.embedding(mx.where(right, tokens, (tokens + 7) % config["vocab_size"]))
-
-    shared = SharedModules(token_embedding_of(adapter.model), lm_head_of(adapter.model))
+    embedding, numbers = token_embedding_of(adapter.model), mx.arange(vocab)
+    assert embedding is not None
+    looked_up = mx.where(mx.random.uniform(shape=(vocab,), key=mx.random.key(5)) < rate, numbers, (numbers + 7) % vocab)
+    changed = adopt_module(embedding, type(embedding))
+    changed.update({name: array[looked_up] for name, array in embedding.parameters().items()})
     alone = build({**config, **spec.alone}, dtype=mx.bfloat16)
-    head = GivenHead(spec, alone, shared, size=config["hidden_size"], eps=config["rms_norm_eps"])
+    head = MtpHead(
+        spec, alone, SharedModules(changed, lm_head_of(adapter.model)), size=size, eps=config["rms_norm_eps"]
+    )
+    outputs = ("o_proj.weight", "down_proj.weight")
+    small = [(name, array * 1e-2) for name, array in tree_flatten(head.parameters()) if name.endswith(outputs)]
+    head.update(tree_unflatten(small))
+    handed_on = [mx.zeros((size, size)), mx.eye(size)]
+    head.joint.weight = mx.concatenate(handed_on if spec.hidden_first else handed_on[::-1], axis=1)
     prepare_head(head, adapter, None, lambda path: True)
     return with_draft_head(adapter, head)

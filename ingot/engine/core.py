@@ -49,6 +49,7 @@ from ingot.engine.telemetry import MetricsRecorder, RequestLog, error_outcome
 from ingot.engine.vision_encoder import VisionEncoder, VisionEncoderRunner, VisionEncodingFailed
 from ingot.errors import Cancelled, DeadlineExceeded, IngotError
 from ingot.kernels.device import is_device_lost
+from ingot.kernels.paged_attention.inputs import MOST_QUERIES
 from ingot.media.layout import MediaProcessor
 from ingot.models.adapter import ModelAdapter
 from ingot.observe.logs import log_facts
@@ -109,7 +110,9 @@ class EngineCore:
             self.runner.heads = DraftHeadProposer(loaded.adapter.head, self.runner.rows)
             proposers.append(self.runner.heads)
         controller = SpeculationController(fixed=loaded.fixed_draft_tokens, widest=loaded.adapter.graph_tokens)
-        self.speculation = Speculation(proposers, controller, counts, limits.max_sequences, pass_end)
+        # More tokens of a row are computed as a prompt's are, which takes far longer.
+        widest = inf if loaded.adapter.device.kind == "cpu" else MOST_QUERIES
+        self.speculation = Speculation(proposers, controller, counts, limits.max_sequences, pass_end, widest=widest)
         window = max((group.window or 0 for group in self.runner.rows.groups), default=0)
         self.specprefill = (
             None

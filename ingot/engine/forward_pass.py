@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, cast, overload
 
 import mlx.core as mx
 
@@ -20,8 +21,47 @@ from ingot.engine.scheduler import PromptChunk
 from ingot.engine.sequence import TokenSequence
 from ingot.models.adapter import ModelAdapter
 
-DraftTokens = tuple[int, ...]
+DraftTokens = Sequence[int]
 """Proposed as a sequence's next tokens."""
+
+
+class DraftedBatch:
+    """Draft tokens of several rows [rows, depths] (int32), which the device may still be computing."""
+
+    def __init__(self, array: mx.array) -> None:
+        self.array = array
+
+    @cached_property
+    def values(self) -> list[list[int]]:
+        """Waits for them."""
+        return cast(list[list[int]], self.array.tolist())
+
+
+class DeviceTokens(Sequence[int]):
+    """The first tokens of a row of a drafted batch. How many there are is known at once; whoever looks at one of them
+    waits for all. So a pass that verifies them is launched while they are still being computed."""
+
+    def __init__(self, batch: DraftedBatch, row: int, count: int) -> None:
+        self._batch, self._row, self._count = batch, row, count
+
+    @property
+    def array(self) -> mx.array:
+        """[tokens]."""
+        return self._batch.array[self._row, : self._count].view(mx.uint32)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> DraftTokens: ...
+    def __getitem__(self, at: int | slice) -> int | DraftTokens:
+        if isinstance(at, slice) and not at.start and at.step is None:
+            return DeviceTokens(self._batch, self._row, len(range(self._count)[at]))
+        return self._batch.values[self._row][: self._count][at]
+
+
 NO_DRAFT_TOKENS: Mapping[TokenSequence, DraftTokens] = {}
 
 

@@ -22,6 +22,7 @@ from ingot.cache.disk.backend import DiskBackend
 from ingot.engine.forward_pass import (
     NO_DRAFT_TOKENS,
     BatchPart,
+    DeviceTokens,
     DraftTokens,
     LaunchedPass,
     PassPlanner,
@@ -259,11 +260,14 @@ class Runner:
             return self._next_tokens(part.sequences)
         # A sequence with more than one token to compute, of its prompt or of a draft, has read them all.
         own = part.width - part.draft_tokens
-        rows = [
-            [*row.tokens[row.computed : row.computed + own], *drafts.get(row, ())[: part.draft_tokens]]
-            for row in part.sequences
-        ]
-        return mx.array([token for row in rows for token in row], dtype=mx.uint32)
+        rows: list[DraftTokens] = []
+        for row in part.sequences:
+            rows += row.tokens[row.computed : row.computed + own], drafts.get(row, ())[: part.draft_tokens]
+        if not any(isinstance(each, DeviceTokens) for each in rows):
+            return mx.array([token for each in rows for token in each], dtype=mx.uint32)
+        return mx.concatenate(
+            [each.array if isinstance(each, DeviceTokens) else mx.array([*each], mx.uint32) for each in rows if each]
+        )
 
     def _next_tokens(self, rows: tuple[TokenSequence, ...]) -> mx.array:
         """The rows' newest tokens, from the device where Python has not seen them yet."""
@@ -322,7 +326,9 @@ class Runner:
     def _verify(self, row: TokenSequence, draft: DraftTokens, sampled: list[SequenceResult]) -> list[SequenceResult]:
         """Of the sampled tokens those that are valid, to which the sequence is rewound."""
         tokens = [result.token for result in sampled if result.token is not None]
-        accepted = count_accepted(draft, tokens)
+        # A stop token ends the sequence where it was sampled.
+        stopped = next((at for at, token in enumerate(tokens) if token in row.stop_tokens), len(draft))
+        accepted = min(count_accepted(draft, tokens), stopped)
         if self._unverified.pop(row, None) is None or row.row is None:  # it ended while the pass ran
             return sampled[:1]
         if self.heads is not None:

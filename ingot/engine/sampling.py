@@ -276,7 +276,7 @@ class DraftPosition:
     """Where a token is sampled: after a sequence's tokens and these draft tokens."""
 
     sequence: TokenSequence
-    draft: tuple[int, ...] = ()
+    draft: Sequence[int] = ()
 
     @property
     def sampling(self) -> Sampling:
@@ -295,7 +295,7 @@ class DraftPosition:
         return self.sequence.banned_at(self.sampled)
 
 
-def draft_positions(sequence: TokenSequence, draft: tuple[int, ...]) -> list[DraftPosition]:
+def draft_positions(sequence: TokenSequence, draft: Sequence[int]) -> list[DraftPosition]:
     """Where tokens are sampled to verify a draft: before it, and after each of its tokens."""
     return [DraftPosition(sequence, draft[:count]) for count in range(len(draft) + 1)]
 
@@ -407,7 +407,7 @@ class Sampler:
         if any(grammar_needs_tokens(position.sequence) for position in positions):
             read_early()
         by_row = [list(own) for _, own in groupby(positions, key=lambda position: position.sequence)]
-        return [mask for own in by_row for mask in grammar_masks(own[0].sequence, own[-1].draft)]
+        return [mask for own in by_row for mask in grammar_masks(own[0].sequence, tuple(own[-1].draft))]
 
 
 def _is_next_token(position: DraftPosition, following: Sequence[DraftPosition]) -> bool:

@@ -88,6 +88,7 @@ class DecodingRound:
     waited: bool  # it began when the tokens before it had been read: to verify drafts, or to ask for some in vain
     outcomes: tuple[DraftOutcome, ...]
     captured_graph: bool = False  # a graph was captured that later steps reuse: then its time says nothing, either
+    is_first: bool = False  # some row had no draft tokens before: likewise, if a proposer had to catch up for them
 
 
 NO_DRAFT: Final = DraftChoice(None, 0)
@@ -146,10 +147,11 @@ class SpeculationController:
         if self._fixed is not None:
             return
         self._add_to_budget(skipped * BUDGET_SHARE)
-        if round.prompt_tokens or round.captured_graph:
-            self._costs.interrupted()
         offers = [self._offer(outcome) for outcome in round.outcomes]
-        if not round.prompt_tokens:
+        catches_up = round.is_first and not all(offer.free for offer in offers)
+        if round.prompt_tokens or round.captured_graph or catches_up:
+            self._costs.interrupted()
+        if not round.prompt_tokens and (round.captured_graph or not catches_up):
             computed = (one.proposed for one, offer in zip(round.outcomes, offers, strict=True) if not offer.free)
             self._account(round, max(computed, default=0))
         self._exploration.passed(skipped + 1)

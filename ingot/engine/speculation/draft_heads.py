@@ -15,16 +15,20 @@ from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from itertools import accumulate
+from typing import Any, Literal, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardBatch, Row
+from ingot.engine.forward_pass import DeviceTokens, DraftedBatch, DraftTokens
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths
-from ingot.engine.vision_encoder import TokenSpan, visual_inputs
+from ingot.engine.vision_encoder import visual_inputs
+from ingot.models.draft_heads.draft_graph import MOST_DEPTH, DraftGraphs
+from ingot.models.layers.graph_inputs import GraphStep
 
 MOST_PENDING_TOKENS = 64
 """Pending tokens of an answer after which the head computes them, while no draft is wanted."""
@@ -38,6 +42,7 @@ class DraftHeadModule(Protocol):
     longest: int  # draft tokens
     size: int  # of a hidden state
     sees: bool  # takes image features where the model does
+    graphs: DraftGraphs | None  # what computes all draft tokens of a round at once, if something does
 
 
 @dataclass(slots=True)
@@ -92,6 +97,29 @@ class _HeadProgress:
                 left.append((array, begin + dropped, end))
         self.hidden = left
 
+    def go_on(self, count: int, row: Row) -> None:
+        """The next so many tokens were computed: forget the states that those in the row were computed from."""
+        done = min(count, row.length - self.written)
+        self.drop(done)
+        self.written += done
+
+
+@dataclass(frozen=True, eq=False)
+class _PendingTokens:
+    """Tokens of some rows that a head is to compute next."""
+
+    rows: list[tuple[_HeadProgress, Row, int]]
+    batches: list[ForwardBatch]
+    tokens: list[int]
+    hidden: mx.array  # the states before them
+    lasts: list[int]  # each row's last one
+    visual: Any
+
+    def drop(self) -> None:
+        """The head computes them: forget the hidden states before those that are stored."""
+        for progress, row, count in self.rows:
+            progress.go_on(count, row)
+
 
 @dataclass(eq=False)
 class DraftHeadProposer:
@@ -140,7 +168,7 @@ class DraftHeadProposer:
         if self.head.kv != "model":
             return (self._advance if self.head.kv == "pairs" else self._store)(pending)
         for sequence, count in pending:
-            self._take(sequence, count)
+            self._progress[sequence].go_on(count, _row_of(sequence))
         return None
 
     def forget(self, sequence: TokenSequence) -> None:
@@ -160,7 +188,8 @@ class DraftHeadProposer:
     # As a proposer
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
-        return [DraftOffer(self.name, self.head.longest) if self._can(row) else None for row in rows]
+        most = self.head.longest if self.head.graphs is None else MOST_DEPTH
+        return [DraftOffer(self.name, most) if self._can(row) else None for row in rows]
 
     def _can(self, row: TokenSequence) -> bool:
         """Whether it has the hidden state before the newest token, or will have when that is known."""
@@ -174,54 +203,97 @@ class DraftHeadProposer:
         ordered, depths = [rows[number] for number in order], [counts[number] for number in order]
         ends = [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
         with self.rows.reserve_ahead(ends if self.head.kv != "model" else ()):
-            drafts, certainties = (self._block if self.head.kv == "states" else self._chain)(ordered, depths)
-        proposals = [
-            Proposal(tuple(map(int, draft[:most])), self.name, tuple(certainty[:most]))
-            for draft, certainty, most in zip(drafts, certainties, depths, strict=True)
-        ]
-        return [proposals[order.index(number)] for number in range(len(rows))]
+            if self.head.kv == "states":
+                drafts = self._draft_block(ordered, depths)
+            else:
+                drafts = self._draft_in_graph(ordered, depths) or self._draft(ordered, depths)
+        return [Proposal(drafts[order.index(number)], self.name) for number in range(len(rows))]
 
-    def _chain(self, rows: list[TokenSequence], depths: list[int]) -> tuple[list[list[float]], list[list[float]]]:
-        """Each row's draft tokens and their confidences."""
+    def _draft_in_graph(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens] | None:
+        """What `_draft` gives, by one graph, without waiting for it; None where no graph covers it."""
+        graphs = self.head.graphs
+        if graphs is None:
+            return None
+        pending = self._pending_tokens([(row, row.total - self._progress[row].written) for row in rows])
+        batches = [pending.batches, *([self._next_batch(rows, depths, depth)] for depth in range(2, depths[0] + 1))]
+        steps = list[GraphStep]()
+        for each in batches:
+            with self.rows.aside(each) as caches:
+                step = graphs.step(caches)
+            if step is None or pending.visual is not None:
+                return None
+            steps.append(step)
+        drafted = graphs.draft(pending.hidden, pending.tokens, pending.lasts, steps)
+        pending.drop()
+        mx.async_eval(drafted, self.rows.pending())
+        batch = DraftedBatch(drafted)
+        return [DeviceTokens(batch, number, depth) for number, depth in enumerate(depths)]
+
+    def _draft(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens]:
+        """Each row's draft tokens."""
         head: Any = self.head
-        wanted = [(row, row.total - self._progress[row].written) for row in rows]
-        if head.kv == "model":
-            hidden = mx.concatenate([self._take(row, count)[count - 1 :] for row, count in wanted])
-            hidden = self._step(rows, 1, hidden, _newest_tokens(rows))
-        else:
-            hidden = self._advance(wanted)
+        hidden = self._before_drafts(rows)
         tokens: list[mx.array] = []
-        confidences: list[mx.array] = []
         for depth in range(1, depths[0] + 1):
-            going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
-            hidden = hidden[: len(going)]
+            batch = self._next_batch(rows, depths, depth)
+            hidden = hidden[: batch.count]
             if depth > 1:
-                hidden = self._step(going, depth, hidden, tokens[-1][: len(going)])
-            likelihoods = mx.softmax(head.logits(hidden).astype(mx.float32), axis=-1)
-            tokens.append(mx.argmax(likelihoods, axis=-1).astype(mx.uint32))
-            confidences.append(mx.max(likelihoods, axis=-1))
-        mx.eval(tokens, confidences, self.rows.pending())
-        return transpose_depths(tokens, len(rows)), transpose_depths(confidences, len(rows))
+                hidden = self._step(batch, hidden, tokens[-1][: batch.count])
+            tokens.append(mx.argmax(head.logits(hidden), axis=-1).astype(mx.uint32))
+        mx.eval(tokens, self.rows.pending())
+        return [tuple(map(int, draft)) for draft in transpose_depths(tokens, len(rows))]
 
-    def _step(self, rows: list[TokenSequence], depth: int, hidden: mx.array, tokens: mx.array) -> mx.array:
-        """The head's hidden states of further draft tokens, one for each row."""
+    def _before_drafts(self, rows: list[TokenSequence]) -> mx.array:
+        """The head's hidden states that the rows' first draft tokens follow from."""
+        wanted = [(row, row.total - self._progress[row].written) for row in rows]
+        if self.head.kv == "pairs":
+            return self._advance(wanted)
+        before = []
+        for row, count in wanted:
+            before.append(self._progress[row].states(count)[count - 1 :])
+            self._progress[row].go_on(count, _row_of(row))
+        return self._step(_newest_stored(rows), mx.concatenate(before), _newest_tokens(rows))
+
+    def _step(self, batch: ForwardBatch, hidden: mx.array, tokens: mx.array) -> mx.array:
+        """The head's hidden states of one more token of each row."""
         head: Any = self.head
-        if head.kv == "model":
-            with self.rows.aside([_newest_stored(rows)]) as caches:
-                return head(hidden[None], tokens[None], caches)[0]
-        offsets = tuple(row.total - 2 + depth for row in rows)
-        positions = tuple(self._position(row, offset - 1) for row, offset in zip(rows, offsets, strict=True))
-        with self.rows.aside([ForwardBatch(tuple(map(_row_of, rows)), 1, offsets, positions)]) as caches:
-            return head(hidden[None], tokens[None], caches[0])[0]
+        with self.rows.aside([batch]) as caches:
+            states: mx.array = head(hidden[None], tokens[None], caches[0] if head.kv == "pairs" else caches)[0]
+        return states
 
-    def _block(self, rows: list[TokenSequence], depths: list[int]) -> tuple[Any, Any]:
-        """The same of a head that proposes all of a row's at once."""
+    def _next_batch(self, rows: list[TokenSequence], depths: list[int], depth: int) -> ForwardBatch:
+        """The draft tokens of one depth, of the rows that go so deep."""
+        going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
+        if self.head.kv == "model":
+            return _newest_stored(going)
+        offsets = [row.total - 2 + depth for row in going]
+        positions = tuple(self._position(row, offset - 1) for row, offset in zip(going, offsets, strict=True))
+        return ForwardBatch(tuple(map(_row_of, going)), 1, tuple(offsets), positions)
+
+    def _draft_block(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens]:
+        """What `_draft` gives, of a head that proposes all of a row's tokens at once."""
         head: Any = self.head
         self._store([(row, row.total - 1 - self._progress[row].written) for row in rows])
         with self.rows.aside([_newest_stored(rows)]) as caches:
-            tokens, confidences = head.draft(_newest_tokens(rows), depths[0], caches)
-        mx.eval(tokens, confidences, self.rows.pending())
-        return tokens.tolist(), confidences.tolist()
+            drafts = head.draft(_newest_tokens(rows), depths[0], caches)
+        mx.eval(drafts, self.rows.pending())
+        return [tuple(map(int, draft[:most])) for draft, most in zip(drafts.tolist(), depths, strict=True)]
+
+    def _store(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array | None:
+        """Have a block drafter store its keys and values of the next so many tokens of each."""
+        head: Any = self.head
+        some = [(sequence, self._progress[sequence], count) for sequence, count in wanted if count]
+        if not some:
+            return None
+        starts = [(_row_of(sequence), progress.written, count) for sequence, progress, count in some]
+        hidden = [progress.states(count) for _, progress, count in some]
+        for sequence, progress, count in some:
+            progress.go_on(count, _row_of(sequence))
+        with self.rows.aside(
+            [ForwardBatch((row,), count, (begin,), (begin,)) for row, begin, count in starts]
+        ) as caches:
+            stored: mx.array = head.store(mx.concatenate(hidden)[None], caches)
+        return stored
 
     def _pending(self, sequence: TokenSequence) -> int:
         """Tokens that are known and stored, and that the head has not computed."""
@@ -231,50 +303,27 @@ class DraftHeadProposer:
         return min(sequence.row.length, len(sequence.stored)) - progress.written
 
     def _advance(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array:
-        """Run the head over the next so many tokens of each; its hidden states behind the last of them, in order. A
-        token that is not stored yet may be the last: it will be computed again."""
-        batches: list[ForwardBatch] = []
-        spans: list[TokenSpan] = []
-        tokens: list[int] = []
-        hidden: list[mx.array] = []
-        lasts: list[int] = []
-        at = 0
-        for sequence, count in wanted:
-            begin = self._progress[sequence].written
-            batches.append(self._batch(sequence, begin, count))
-            spans.append((sequence, begin, count))
-            tokens += sequence.stored[begin : begin + count]
-            hidden.append(self._take(sequence, count))
-            at += count
-            lasts.append(at - 1)
-        states = hidden[0] if len(hidden) == 1 else mx.concatenate(hidden)
-        visual = visual_inputs(spans) if self.head.sees else None
-        head: Any = self.head
-        run = head if visual is None else partial(head, visual=visual)
-        with self.rows.aside(batches) as caches:
-            out: mx.array = run(states[None], mx.array(tokens, dtype=mx.uint32)[None], caches[0])[0]
-        return out if lasts == list(range(at)) else out[mx.array(lasts)]
+        """Run the head over the next so many tokens of each; its hidden states behind the last of them, in order."""
+        pending, head = self._pending_tokens(wanted), cast(Any, self.head)
+        run = head if pending.visual is None else partial(head, visual=pending.visual)
+        pending.drop()
+        with self.rows.aside(pending.batches) as caches:
+            tokens = mx.array(pending.tokens, dtype=mx.uint32)
+            out: mx.array = run(pending.hidden[None], tokens[None], caches[0])[0]
+        return out if pending.lasts == list(range(len(pending.tokens))) else out[mx.array(pending.lasts)]
 
-    def _take(self, sequence: TokenSequence, count: int) -> mx.array:
-        """The hidden states that its next so many tokens are computed from. Those that its row stores are not pending
-        any more."""
-        progress = self._progress[sequence]
-        states, stored = progress.states(count), min(count, _row_of(sequence).length - progress.written)
-        progress.drop(stored)
-        progress.written += stored
-        return states
-
-    def _store(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array | None:
-        """Have a block drafter store its keys and values of the next so many tokens of each."""
-        head: Any = self.head
-        some = [(sequence, self._progress[sequence].written, count) for sequence, count in wanted if count]
-        if not some:
-            return None
-        batches = [ForwardBatch((_row_of(sequence),), count, (begin,), (begin,)) for sequence, begin, count in some]
-        hidden = [self._take(sequence, count) for sequence, _, count in some]
-        with self.rows.aside(batches) as caches:
-            stored: mx.array = head.store(mx.concatenate(hidden)[None], caches)
-        return stored
+    def _pending_tokens(self, wanted: Many[tuple[TokenSequence, int]]) -> _PendingTokens:
+        """The next so many tokens of each. One that is not stored yet may be the last: it will be computed again."""
+        spans = [(sequence, self._progress[sequence].written, count) for sequence, count in wanted]
+        hidden = [self._progress[sequence].states(count) for sequence, count in wanted]
+        return _PendingTokens(
+            [(self._progress[sequence], _row_of(sequence), count) for sequence, count in wanted],
+            [self._batch(sequence, begin, count) for sequence, begin, count in spans],
+            [token for sequence, begin, count in spans for token in sequence.stored[begin : begin + count]],
+            hidden[0] if len(hidden) == 1 else mx.concatenate(hidden),
+            [end - 1 for end in accumulate(count for _, count in wanted)],
+            visual_inputs(spans) if self.head.sees else None,
+        )
 
     def _position(self, sequence: TokenSequence, offset: int) -> int:
         if sequence.thinned is not None:

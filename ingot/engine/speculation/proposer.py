@@ -12,6 +12,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from ingot.engine.forward_pass import DraftTokens
 from ingot.engine.sequence import TokenSequence
 
 
@@ -19,7 +20,7 @@ from ingot.engine.sequence import TokenSequence
 class Proposal:
     """Tokens that may follow a sequence's known ones, in order."""
 
-    tokens: tuple[int, ...]
+    tokens: DraftTokens
     source: str  # the proposer's name
     confidences: tuple[float, ...] = ()  # how likely each is, given those before it; empty where that is not known
 

@@ -25,7 +25,7 @@ from math import inf
 from typing import Final, TypeVar
 
 from ingot.engine import sampling
-from ingot.engine.forward_pass import DraftTokens
+from ingot.engine.forward_pass import DeviceTokens, DraftTokens
 from ingot.engine.scheduler import StepPlan
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.controller import (
@@ -49,6 +49,7 @@ class VerifiedDraft:
     source: str  # the proposer
     tokens: DraftTokens
     accepted_before: int  # draft tokens of its sequence
+    is_first: bool  # its sequence had none before
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,12 @@ class Speculation:
         places: int,
         end: Callable[[TokenSequence], float] = lambda row: inf,
         clock: Callable[[], float] = time.perf_counter,
+        widest: float = inf,
     ) -> None:
         """At most `places` tokens are sampled in a pass: that is what memory is reserved for. `end` is where a row's
-        next forward batch ends at the latest."""
-        self._positions, self._end, self._clock = places, end, clock
+        next forward batch ends at the latest, and of no row with draft tokens does it have more tokens than
+        `widest`."""
+        self._positions, self._end, self._clock, self._widest = places, end, clock, widest
         self._proposers = {proposer.name: proposer for proposer in proposers}
         self._controller, self._counts = controller, counts
         self._backoff = SpeculationBackoff()
@@ -127,8 +130,9 @@ class Speculation:
             self._counts.made += 1
         elif not drafts.prompt_tokens:
             self._counts.ran(drafts.rows, tokens, seconds)
+        is_first = any(draft.is_first for draft in drafts.drafts.values())
         round = DecodingRound(
-            seconds, drafts.rows, tokens, drafts.prompt_tokens, drafts.waited, outcomes, captured_graph
+            seconds, drafts.rows, tokens, drafts.prompt_tokens, drafts.waited, outcomes, captured_graph, is_first
         )
         self._controller.observe(round, self._skipped)
         self._skipped = 0
@@ -210,9 +214,12 @@ class Speculation:
         proposals = self._guarded(name, lambda proposer: proposer.propose(rows, counts))
         drafts = {}
         for row, proposal in zip(rows, proposals or [], strict=False):
-            tokens = sampling.grammatical_prefix(row, _cut_before_stop(row, proposal.tokens[: self._room(row)]))
+            tokens = proposal.tokens[: self._room(row)]
+            depends_on_them = row.matcher is not None or sampling.needs_history(row.sampling)
+            if depends_on_them or not isinstance(tokens, DeviceTokens):
+                tokens = sampling.grammatical_prefix(row, _cut_before_stop(row, tuple(tokens)))
             if tokens:
-                drafts[row] = VerifiedDraft(proposal.source, tokens, row.accepted)
+                drafts[row] = VerifiedDraft(proposal.source, tokens, row.accepted, not row.proposed)
         return drafts
 
     def _may_propose(self, row: TokenSequence, name: str) -> bool:
@@ -221,7 +228,8 @@ class Speculation:
 
     def _room(self, row: TokenSequence) -> int:
         """The most draft tokens: the last token that it may have is sampled, and draft tokens are stored."""
-        return int(min(row.limit - row.sampled - 1, row.reserved - row.total, self._end(row) - row.total))
+        room = min(row.limit - row.sampled - 1, row.reserved - row.total, self._end(row) - row.total)
+        return int(min(room, self._widest - row.remaining))
 
     def _guarded(self, name: str, work: Callable[[Proposer], T]) -> T | None:
         try:
@@ -234,7 +242,7 @@ class Speculation:
             return None
 
 
-def _cut_before_stop(row: TokenSequence, tokens: DraftTokens) -> DraftTokens:
+def _cut_before_stop(row: TokenSequence, tokens: tuple[int, ...]) -> tuple[int, ...]:
     """What comes before the first token that would end it: that one is sampled, not verified."""
     return tokens[: next((at for at, token in enumerate(tokens) if token in row.stop_tokens), len(tokens))]
 

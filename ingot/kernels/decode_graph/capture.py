@@ -15,6 +15,7 @@ device, and a kernel that waits for something launched later would deadlock.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class GraphCapture:
         return states.size // self.given[0].shape[-1]
 
     def shaped(self, array: mx.array, shape: Sequence[int]) -> mx.array:
-        """A placeholder for the same numbers in another shape."""
+        """A placeholder for the same numbers in another shape, or for the first of them."""
         view = mx.zeros(shape, array.dtype)
         self._views[id(view)] = (view, self.origin(array))
         return view
@@ -189,7 +190,7 @@ class EmulatedReplayStage:
             there = dict(zip(map(id, score.given), padded, strict=True))
             for note in score.notes:
                 origins = [(array, score.origin(array)) for array in note.inputs]
-                inputs = [there.get(id(origin), origin).reshape(array.shape) for array, origin in origins]
+                inputs = [_shaped(there.get(id(origin), origin), array.shape) for array, origin in origins]
                 made = self.run(note.kind.kernel, inputs, note.work)
                 there.update(zip(map(id, note.outputs), made, strict=True))
             return there[id(score.result)][: score.tokens(given[0])], mx.zeros(1, mx.int32)
@@ -197,6 +198,12 @@ class EmulatedReplayStage:
         return replay
 
     def forget(self, arrays: Sequence[mx.array]) -> None: ...
+
+
+def _shaped(array: mx.array, shape: Sequence[int]) -> mx.array:
+    """The first numbers of an array."""
+    count = math.prod(shape)
+    return array.reshape(shape) if count == array.size else array.reshape(-1)[:count].reshape(shape)
 
 
 def _pad_to_room(array: mx.array, room: mx.array) -> mx.array:

@@ -15,6 +15,8 @@ SOURCE = Path(__file__).parent / "source"
 _WARPS = 32
 _THREADS = 256
 _JOINT_WARPS = 16
+_LOGIT_SLICES = 32
+"""Of a row's logits, each for a group of threads."""
 _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
@@ -26,6 +28,11 @@ _ARRAYS = {
     "scale": (("states", "factors"), ("scaled",)),
     "lay": (("addresses", "after", "place"), ("laid",)),
     "take": (("done", "memory", "spot"), ("taken",)),
+    "embed": (("tokens", "weight", "scales", "biases"), ("embedded",)),
+    "pair": (("first", "second"), ("both",)),
+    "take_rows": (("states", "rows"), ("taken",)),
+    "likeliest": (("logits",), ("found",)),
+    "pick_likeliest": (("found", "drafts"), ("tokens",)),
 }
 _HEADERS = {"gate": "gelu"}
 """Header files of bodies."""
@@ -190,6 +197,75 @@ def scale_tokens(run: Launcher, states: mx.array, factors: mx.array) -> mx.array
     output = OutputSpec(states.shape, states.dtype)
     work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (output,))
     return run(decode_kernel("scale"), [states, factors], work)[0]
+
+
+# What draft heads compute besides their layers
+
+
+class EmbeddingTable(NamedTuple):
+    """A token embedding [vocab, size]: plain, or packed into so many affine bits."""
+
+    weight: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bits: int = 0
+    group: int = 1
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.weight.dtype if self.scales is None else self.scales.dtype
+
+    @property
+    def size(self) -> int:
+        return self.weight.shape[1] if self.scales is None else self.scales.shape[1] * self.group
+
+
+def embed_tokens(run: Launcher, tokens: mx.array, table: EmbeddingTable) -> mx.array:
+    """The embeddings [tokens, size] of token ids (int32); those of ids that there are not are some others."""
+    count, size, (vocab, row) = tokens.shape[0], table.size, table.weight.shape
+    template = (("T", table.dtype), ("SIZE", size), ("VOCAB", vocab), ("ROW", row), ("BITS", table.bits))
+    none = table.weight if table.scales is None else table.scales
+    work = LaunchConfig(
+        (*template, ("GROUP", table.group), ("THREADS", _THREADS)),
+        (-(-size // _THREADS), count, 1),
+        _THREADS,
+        (OutputSpec((count, size), table.dtype),),
+    )
+    inputs = [tokens, table.weight, *(none if each is None else each for each in (table.scales, table.biases))]
+    return run(decode_kernel("embed"), inputs, work)[0]
+
+
+def pair_states(run: Launcher, first: mx.array, second: mx.array) -> mx.array:
+    """Two states of each token [tokens, size], one behind the other."""
+    tokens, size = first.shape
+    template = (("T", first.dtype), ("SIZE", size), ("THREADS", _THREADS))
+    output = OutputSpec((tokens, 2 * size), first.dtype)
+    work = LaunchConfig(template, (-(-size // _THREADS), tokens, 1), _THREADS, (output,))
+    return run(decode_kernel("pair"), [first, second], work)[0]
+
+
+def take_rows(run: Launcher, states: mx.array, rows: mx.array) -> mx.array:
+    """Some tokens' states, by their numbers (int32); numbers that there are not stand for the first."""
+    tokens, size = states.shape
+    template = (("T", states.dtype), ("SIZE", size), ("TOKENS", tokens), ("THREADS", _THREADS))
+    output = OutputSpec((rows.shape[0], size), states.dtype)
+    work = LaunchConfig(template, (-(-size // _THREADS), rows.shape[0], 1), _THREADS, (output,))
+    return run(decode_kernel("take_rows"), [states, rows], work)[0]
+
+
+def take_likeliest(run: Launcher, logits: mx.array, drafts: mx.array, depth: int) -> mx.array:
+    """The likeliest token (int32) of each row of logits [rows, vocab]. It is also written to `drafts` (int32, [rows,
+    depths]), in place."""
+    rows, vocab = logits.shape
+    slices = ("SLICES", _LOGIT_SLICES)
+    best = OutputSpec((rows, _LOGIT_SLICES, 2), mx.float32)
+    scan = (("T", logits.dtype), ("VOCAB", vocab), slices, ("WARPS", _WARPS))
+    [found] = run(
+        decode_kernel("likeliest"), [logits], LaunchConfig(scan, (_LOGIT_SLICES, rows, 1), _WARPS * 32, (best,))
+    )
+    pick = (slices, ("ROW", drafts.shape[1]), ("AT", depth))
+    work = LaunchConfig(pick, (rows, 1, 1), 32, (OutputSpec((rows,), mx.int32),))
+    return run(decode_kernel("pick_likeliest"), [found, drafts], work)[0]
 
 
 # Inputs and results of graphs

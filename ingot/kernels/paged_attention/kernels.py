@@ -1,12 +1,12 @@
 """Attention over pages of keys and values, for a few queries a row, or a prompt's: one kernel source for CUDA and
 Metal. How pages lie in memory, and what orders reading and writing them, `inputs.py` says.
 
-A row is cut into KV splits (`KVSplits`), one group of threads for
-each and for up to eight queries that share a KV head (up to 64 with matrix units, in tiles of sixteen). `merge` adds
-the splits in their order. So the bits of a query depend on its row alone: neither on the batch nor on how many queries
-there are. Prompts in 16 bits on CUDA use `attend_prompt`, whose blocks begin at the same positions however the prompt
-is cut; outside of graphs, it cuts rows into KV splits if there are few queries. MLX's own attention is faster for heads of up to 128 once it has met a length, but takes 50 to 70 ms for every
-new length, and every turn of a conversation is one (`bench.prompts`).
+A row is cut into KV splits (`KVSplits`), one group of threads for each and for up to eight queries that share a KV head
+(up to 64 with matrix units, in tiles of sixteen). `merge` adds the splits in their order. So the bits of a query depend
+on its row alone: neither on the batch nor on how many queries there are. Prompts in 16 bits on CUDA use
+`attend_prompt`, whose blocks begin at the same positions however the prompt is cut; outside of graphs, it cuts rows
+into KV splits if there are few queries. MLX's own attention is faster for heads of up to 128 once it has met a length,
+but takes 50 to 70 ms for every new length, and every turn of a conversation is one (`bench.prompts`).
 """
 
 from __future__ import annotations

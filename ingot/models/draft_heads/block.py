@@ -2,8 +2,7 @@
 
 Keys and values of the text are projected from the model's hidden states, of some of its layers together: a token's
 depend on its own alone. A block is the newest token with mask tokens behind it, which all see each other and the text.
-DSpark corrects each draft token's logits by the one before it, and may say how sure it is. Layers are Qwen 3's, or
-Gemma 4's.
+DSpark corrects each draft token's logits by the one before it. Layers are Qwen 3's, or Gemma 4's.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ingot.upstream import caches, model_classes
 LONGEST_BLOCK = 16
 """Most draft tokens of a block."""
 _GEMMA = "layers.0.pre_feedforward_layernorm.weight"
-_MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
+_MARKOV, _CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head."
 
 
 class BlockAttention(nn.Module):
@@ -133,12 +132,6 @@ class MarkovHead(nn.Module):
         self.markov_w1, self.markov_w2 = nn.Embedding(vocab, rank), nn.Linear(rank, vocab, bias=False)
 
 
-class ConfidenceHead(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(size, 1)
-
-
 class BlockDrafter(Drafter):
     kv: HeadKV = "states"
 
@@ -162,12 +155,8 @@ class BlockDrafter(Drafter):
             self.embed_tokens = nn.Embedding(args.vocab_size, hidden)
         if "lm_head.weight" in has:
             self.lm_head = nn.Linear(hidden, args.vocab_size, bias=False)
-        rank = int(config.get("markov_rank") or 256)
         if is_spark:
-            self.markov_head = MarkovHead(args.vocab_size, rank)
-        if _CONFIDENCE in has:
-            self._with_markov = bool(config.get("confidence_head_with_markov", True))
-            self.confidence_head = ConfidenceHead(hidden + rank * self._with_markov)
+            self.markov_head = MarkovHead(args.vocab_size, int(config.get("markov_rank") or 256))
 
     def make_cache(self) -> list[Any]:
         """Of layers that see a window of the text, too, all of it is stored."""
@@ -180,27 +169,17 @@ class BlockDrafter(Drafter):
             layer.self_attn.store(x, state)
         return x
 
-    def draft(self, tokens: mx.array, count: int, states: Sequence[Any]) -> tuple[mx.array, mx.array]:
-        """So many tokens [rows, count] behind each of these [rows], which follow the rows of the open batch; and how
-        likely each of them is."""
+    def draft(self, tokens: mx.array, count: int, states: Sequence[Any]) -> mx.array:
+        """So many tokens [rows, count] behind each of these [rows], which follow the rows of the open batch."""
         masks = mx.full((tokens.size, count - 1 + self._skipped), self._mask_id, dtype=tokens.dtype)
-        x = self.states(mx.concatenate([tokens[:, None], masks], axis=1), states)[:, self._skipped :]
-        logits, before = self.logits(x), tokens
-        drafts: list[mx.array] = []
-        likely: list[mx.array] = []
+        logits = self.logits(self.states(mx.concatenate([tokens[:, None], masks], axis=1), states)[:, self._skipped :])
+        if "markov_head" not in self:
+            return mx.argmax(logits, axis=-1).astype(mx.uint32)
+        drafts = [tokens]
         for number in range(count):
-            step = logits[:, number].astype(mx.float32)
-            if "markov_head" in self:
-                beside = self.markov_head.markov_w1(before)
-                step = step + self.markov_head.markov_w2(beside).astype(mx.float32)
-            before = mx.argmax(step, axis=-1).astype(mx.uint32)
-            drafts.append(before)
-            if "confidence_head" in self:
-                seen = mx.concatenate([x[:, number], beside], axis=-1) if self._with_markov else x[:, number]
-                likely.append(mx.sigmoid(self.confidence_head.proj(seen)[:, 0].astype(mx.float32)))
-            else:
-                likely.append(mx.max(mx.softmax(step, axis=-1), axis=-1))
-        return mx.stack(drafts, axis=1), mx.stack(likely, axis=1)
+            beside = self.markov_head.markov_w2(self.markov_head.markov_w1(drafts[-1]))
+            drafts.append(mx.argmax(logits[:, number] + beside, axis=-1).astype(mx.uint32))
+        return mx.stack(drafts[1:], axis=1)
 
     def states(self, block: mx.array, states: Sequence[Any]) -> mx.array:
         """The hidden states of blocks of tokens [rows, width]."""
@@ -232,7 +211,7 @@ class BlockDrafter(Drafter):
             mx.eval(self.store(hidden[None, :-1], states), rows.pending())
         ends = tuple(range(count))
         with rows.aside([ForwardBatch((row,) * count, 1, ends, ends)]) as states:
-            drafts, _ = self.draft(mx.array(tokens[1:], dtype=mx.uint32), 1, states)
+            drafts = self.draft(mx.array(tokens[1:], dtype=mx.uint32), 1, states)
         return drafts[:, 0]
 
 
@@ -241,7 +220,9 @@ def load_block_drafter(
 ) -> BlockDrafter:
     """The adapter's model hands over the hidden states that it reads from now on. Raises ModelError where it is not one
     of this model, or of a kind that is not known."""
-    tensors = {name.removeprefix("model."): array for name, array in read_checkpoint_tensors(folder).items()}
+    named = {name.removeprefix("model."): array for name, array in read_checkpoint_tensors(folder).items()}
+    # How sure it says it is decides nothing: what is accepted is counted.
+    tensors = {name: array for name, array in named.items() if not name.startswith(_CONFIDENCE)}
     config = {**config, **(config.get("dflash_config") or {})}
     _refuse_other_kinds(config, tensors, folder)
     head = _build_block_drafter(config, adapter, folder, frozenset(tensors))

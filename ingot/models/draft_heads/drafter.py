@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,6 +14,7 @@ from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.checkpoint import load_tensors
 from ingot.models.draft_heads.checkpoint import path_of_layers, quantize_like
+from ingot.models.draft_heads.draft_graph import DraftGraphs
 from ingot.models.files.model_config import older_config_names
 from ingot.models.layers.fused_layers import FusedLayers, SkippedLayer
 from ingot.models.layers.lm_head import embedding_scale_of, lm_head_of, tap_hidden_states, token_embedding_of
@@ -30,6 +31,10 @@ class Drafter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.shared: tuple[Any, Any] | None = None
+        """Its model's embedding and output head."""
+        self.graphs: DraftGraphs | None = None
+        """What computes all draft tokens of a round at once, on CUDA."""
         self._embed: Callable[[mx.array], mx.array] | None = None
         self._output: Callable[[mx.array], mx.array] | None = None
 
@@ -43,7 +48,7 @@ class Drafter(nn.Module):
         embedding, output = token_embedding_of(model), lm_head_of(model)
         if embedding is None or output is None:
             raise ModelError("This model cannot use a draft head: where it computes embeddings or logits is not known")
-        lookup: Any = embedding
+        self.shared, lookup = (embedding, output), cast(Any, embedding)
         scale = embedding_scale_of(model) if scaled else 1.0
         self._embed = lambda tokens: lookup(tokens) if scale == 1 else lookup(tokens) * scale
         self._output = logits_by(output)

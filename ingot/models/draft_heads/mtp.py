@@ -12,6 +12,7 @@ predicts.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol
@@ -33,6 +34,7 @@ from ingot.models.draft_heads.checkpoint import (
     quantize_like,
     read_head_tensors,
 )
+from ingot.models.draft_heads.draft_graph import DraftGraphs, draft_graphs_of
 from ingot.models.draft_heads.drafter import Drafter
 from ingot.models.families.description import MtpSpec
 from ingot.models.forward import attends_natively, new_batch_state
@@ -45,6 +47,7 @@ from ingot.models.precision import DTYPES, settle_precision
 from ingot.models.vision.tower import VisualInputs
 from ingot.upstream import caches, create_attention_mask, model_classes
 
+log = logging.getLogger("ingot.models")
 HeadKV = Literal["pairs", "states", "model"]
 """What keys and values a draft head attends to: its own, of each token and the hidden state before it, or of each
 token's hidden state alone; or the model's."""
@@ -60,6 +63,7 @@ class DraftHead(Protocol):
     longest: int  # draft tokens
     size: int  # of the model's hidden states that it takes
     sees: bool  # whether it takes image features where the model does
+    graphs: DraftGraphs | None  # what computes all draft tokens of a round at once, on CUDA
 
     @property
     def weight_bytes(self) -> int: ...
@@ -104,10 +108,10 @@ class MtpHead(Drafter, ChainedHead):
         """`alone` is a model of mlx-lm's whose first layers are the head's, which see `window` tokens if they do not
         see all. `vocab`: it has an output head of its own."""
         super().__init__()
-        self._wiring, self.size = wiring, size
+        self.wiring, self.size = wiring, size
         kind = type(caches.make_prompt_cache(alone)[0])
         assert kind in (caches.KVCache, caches.RotatingKVCache), "the head's layers need another cache"
-        self._window = window if kind is caches.RotatingKVCache else None
+        self.window = window if kind is caches.RotatingKVCache else None
         self.embedding_norm = nn.RMSNorm(size, eps)
         self.hidden_norm = nn.RMSNorm(size, eps)
         self.joint = nn.Linear(2 * size, size, bias=False)
@@ -120,7 +124,7 @@ class MtpHead(Drafter, ChainedHead):
     @property
     def wants(self) -> Literal["normed", "raw"]:
         """Which hidden states of the model it takes."""
-        return self._wiring.wants
+        return self.wiring.wants
 
     def make_cache(self) -> list[Any]:
         """As mlx-lm's models have it. Of a layer that sees a window, all tokens are stored."""
@@ -135,21 +139,21 @@ class MtpHead(Drafter, ChainedHead):
         looked_up = self.embedded(tokens)
         embedded = self._mask_first(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
-        states: mx.array = self.joint(mx.concatenate(pair[::-1] if self._wiring.hidden_first else pair, axis=-1))
-        mask = create_attention_mask(states, cache, window_size=self._window, return_array=self._wiring.array_masks)
+        states: mx.array = self.joint(mx.concatenate(pair[::-1] if self.wiring.hidden_first else pair, axis=-1))
+        mask = create_attention_mask(states, cache, window_size=self.window, return_array=self.wiring.array_masks)
         for layer in self.layers:
             states = layer(states, mask, cache)
-        return states if self._wiring.norm is None or not self._wiring.normed_chain else self.norm(states)
+        return states if self.wiring.norm is None or not self.wiring.normed_chain else self.norm(states)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., vocab] of what `__call__` returned."""
-        if not self._wiring.normed_chain:
+        if not self.wiring.normed_chain:
             hidden = self.norm(hidden)
         return self.output(hidden) if "output" in self else self.shared_logits(hidden)
 
     def _mask_first(self, embedded: mx.array, cache: Any) -> mx.array:
         """Embeddings, with zeros at the first position where the head was trained so."""
-        if not self._wiring.blind_first:
+        if not self.wiring.blind_first:
             return embedded
         offset = 0 if cache is None else cache.offset
         if isinstance(offset, TokenPositions):
@@ -219,9 +223,59 @@ def _token_bytes(head: Any, adapter: ModelAdapter) -> int:
         with rows.launch([part], mixed=adapter.mixed) as layers:
             given = (hidden, layers) if head.kv == "states" else (hidden, mx.array([[number]]), layers[0])
             mx.eval((head.store if head.kv == "states" else head)(*given), rows.pending())
-    if (stack := decode_graphs_of(head)) is not None:
+    head.graphs = _checked_graphs(head, rows) if isinstance(head, MtpHead) else None
+    if head.graphs is None and (stack := decode_graphs_of(head)) is not None:
         stack.capture_ahead()
     return rows.groups[0].page_bytes // PAGE
+
+
+_CHECKED_DEPTHS = 2
+_MOST_APART = 0.05
+"""By how much the logit of a graph's draft token may be below the largest one of the head's own modules, as a share of
+the largest number."""
+
+
+def _checked_graphs(head: MtpHead, rows: BatchState) -> DraftGraphs | None:
+    """What computes a head's draft tokens as one graph, if that gives what its modules do."""
+    if head.window is not None or not head.wiring.normed_chain or "output" in head or head.shared is None:
+        return None  # which the graph's kernels do not compute
+    graphs = draft_graphs_of(head, head.wiring, *head.shared)
+    if graphs is None:
+        return None
+    try:
+        wrong = _wrong_draft(head, graphs, rows)
+    except (RuntimeError, ValueError) as error:
+        wrong = " ".join(str(error).split())[:300]
+    if wrong is not None:
+        log.warning("draft tokens are not computed as one graph, which is slower: %s", wrong)
+        return None
+    graphs.capture_ahead()
+    return graphs
+
+
+def _wrong_draft(head: MtpHead, graphs: DraftGraphs, rows: BatchState) -> str | None:
+    """How the tokens that a graph drafts differ from those of a head's own modules, behind a hidden state."""
+    hidden, row, steps = mx.random.normal((1, head.size), key=mx.random.key(0)), rows.new(), []
+    for _ in range(_CHECKED_DEPTHS + 1):
+        with rows.launch([ForwardPart((row,), 1)]) as layers:
+            steps.append(graphs.step(layers))
+    [_, *covered] = steps  # the first position may have no graph
+    if any(step is None for step in covered):
+        return "no kernel reads its keys and values"
+    drafted = graphs.draft(hidden, [1], [0], [step for step in covered if step is not None])
+    mx.eval(drafted, rows.pending())
+    drafts: list[int] = drafted[0].tolist()  # type: ignore[assignment]
+    rows.rewind(row, 1)
+    token = 1
+    for draft in drafts:
+        with rows.launch([ForwardPart((row,), 1)]) as layers:
+            hidden = head(hidden[None], mx.array([[token]]), layers[0])[0]
+        logits, token = head.logits(hidden)[0].astype(mx.float32), draft
+        short = float((logits.max() - logits[token]).item())  # type: ignore[arg-type]
+        if short > _MOST_APART * float(mx.abs(logits).max().item()):  # type: ignore[arg-type]
+            return f"the logit of a draft token is {short:.2g} less than the largest"
+    mx.eval(rows.pending())
+    return None
 
 
 def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:

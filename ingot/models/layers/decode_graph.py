@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -52,6 +51,7 @@ from ingot.models.layers.graph_inputs import (
     GraphAttentionInputs,
     GraphKey,
     GraphStep,
+    LayerCall,
     LoraGraphs,
     MixerInputs,
     RecurrentInputs,
@@ -62,7 +62,13 @@ from ingot.models.layers.graph_inputs import (
     coded_addresses_of,
     slab_addresses_of,
 )
-from ingot.models.layers.graph_layers import GraphLayers, GraphRun, OwnBlock, graph_layers_of
+from ingot.models.layers.graph_layers import (
+    GraphLayers,
+    GraphRun,
+    OwnBlock,
+    difference_beyond_rounding,
+    graph_layers_of,
+)
 from ingot.models.layers.graph_parts import AttentionPart, RecurrentPart, UncoveredPartError
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
@@ -79,45 +85,20 @@ AHEAD_SPLITS = (8, 16, 32)
 """KV splits of the longest row for which graphs are captured ahead."""
 GRAPH_TRIALS = 2
 """Steps at which a graph's result is compared with the layers' own."""
-MOST_APART = 0.05
-"""The largest difference allowed, as a share of the largest number."""
-MOST_ROUNDING = 0.5
-"""The same for deep models whose own numbers move by more than that when their input is off by its last bit."""
-ROUNDING_FACTOR = 2
-"""How much farther than that a graph may be off, as its products are rounded otherwise in every layer."""
-
-
-class LayerCall(NamedTuple):
-    """What a layer was called with besides hidden states."""
-
-    given: Mapping[str, Any]
-    shared: str | None = None  # the argument with an earlier layer's state
-
-    @property
-    def mask(self) -> Any:
-        return self.given.get("mask")
-
-    @property
-    def cache(self) -> Any:
-        return self.given.get("cache")
-
-    @property
-    def state(self) -> Any:
-        """Its own KV state, or the earlier layer's whose KV it reads."""
-        return self.given.get(self.shared) if self.cache is None and self.shared is not None else self.cache
 
 
 class DecodeGraphs:
     """The layers of one model. Only the engine thread may call it."""
 
     def __init__(self, layers: Sequence[nn.Module], parts: GraphLayers, stage: ReplayStage) -> None:
-        self.layers, self._parts, self._stage = layers, parts, stage
+        self.layers, self.parts, self.stage = layers, parts, stage
         self.most_tokens = parts.most_tokens
         self.computes_prompts = False
         """Whether passes of any number of tokens are graphs, if their kernels cover all layers."""
         self.loras = LoraGraphs(parts.products, stage)
-        # By the ids of kernels, by what a step's graphs depend on, and by the number of a graph among these.
-        self._replays: OrderedDict[tuple[object, GraphKey, int], tuple[GraphReplay, object]] = OrderedDict()
+        # By the ids of kernels, by what a step's graphs depend on, and by the number of a graph among these, or by what
+        # else it depends on.
+        self._replays: OrderedDict[tuple[object, GraphKey, Hashable], tuple[GraphReplay, object]] = OrderedDict()
         self._addresses: dict[tuple[int, bool], SlabAddresses] = {}  # by group, and whether of coded pages
         mixers = {number: layer.mixer for number, layer in enumerate(parts.layers) if layer.mixer is not None}
         self._attention = {n: part for n, part in mixers.items() if isinstance(part, AttentionPart)}
@@ -145,21 +126,21 @@ class DecodeGraphs:
     @property
     def slower(self) -> str | None:
         """Why graphs are slower here than they could be; None where they are not."""
-        if self._parts.lacking is not None:
+        if self.parts.lacking is not None:
             return (
-                f"{self._parts.lacking} run by their own modules between graphs, slower: there are no kernels for them"
+                f"{self.parts.lacking} run by their own modules between graphs, slower: there are no kernels for them"
             )
-        return self._stage.slower
+        return self.stage.slower
 
     @property
     def lacking(self) -> str | None:
         """Which part is computed by its own module, if one is."""
-        return self._parts.lacking
+        return self.parts.lacking
 
     @property
     def covers_prompts(self) -> bool:
         """Whether passes of any number of tokens are graphs."""
-        return self.computes_prompts and self.refusal is None and self._parts.lacking is None
+        return self.computes_prompts and self.refusal is None and self.parts.lacking is None
 
     def follows(self, number: int) -> bool:
         """Whether all layers before this one were called in the open pass."""
@@ -177,7 +158,7 @@ class DecodeGraphs:
 
     def __call__(self, x: mx.array, calls: Sequence[LayerCall]) -> mx.array:
         states = [call.state for call in calls]
-        steps = [] if self.refusal is not None else self._steps(x, calls, states)
+        steps = [] if self.refusal is not None else self._steps(x.dtype, calls, states)
         if not steps:
             return self._run_layers(x, calls)
         if self._trials < GRAPH_TRIALS or steps[0].lora_version not in (0, self.loras.compared_version):
@@ -202,7 +183,7 @@ class DecodeGraphs:
         step = steps[0]
         try:
             reason = self._difference_from_layers(x, calls, states, steps)
-            if reason is not None and self._parts.has_experts:  # routers may waver between them
+            if reason is not None and self.parts.has_experts:  # routers may waver between them
                 with all_fixed_experts(self.layers):
                     fixed = [replace(each, has_fixed_experts=True) for each in steps]
                     reason = self._difference_from_layers(x, calls, states, fixed)
@@ -226,7 +207,7 @@ class DecodeGraphs:
         moved = self._run_on_copies(states, lambda: self._run_layers(nudged, calls))
         found = self._run_on_copies(states, lambda: self._replay_steps(x, calls, steps))
         right = self._run_on_copies(states, lambda: self._run_layers(x, calls))
-        return first_wrong(_difference(*each) for each in zip(right, found, moved, strict=True))
+        return first_wrong(difference_beyond_rounding(*each) for each in zip(right, found, moved, strict=True))
 
     def _run_on_copies(self, states: Sequence[Any], run: Callable[[], mx.array]) -> list[Sequence[mx.array]]:
         """What it returns, and the tails and the states that it would leave of all recurrent layers of graphs."""
@@ -256,9 +237,9 @@ class DecodeGraphs:
         what = "adapters" if step.lora_version else "layers"
         log.warning("%s are not run as graphs, which is slower: %s", what, reason)
 
-    def _steps(self, x: mx.array, calls: Sequence[LayerCall], states: Sequence[Any]) -> list[GraphStep]:
+    def _steps(self, dtype: mx.Dtype, calls: Sequence[LayerCall], states: Sequence[Any]) -> list[GraphStep]:
         """One, or those of its lots; none where graphs do not cover the open forward batch."""
-        if not self.loras.covers(x.dtype):
+        if not self.loras.covers(dtype):
             return []
         masks = [call.mask for call in calls]
         first = states[next(iter(self._attention))]
@@ -280,14 +261,22 @@ class DecodeGraphs:
             states[number].window if masks[number] is None else masks[number].window for number in self._attention
         )
         context = self._context
-        if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, x.dtype):
-            context = self._context = self._find_context(states, windows, x.dtype)
+        if context is None or context.first() is not first or (context.windows, context.dtype) != (windows, dtype):
+            context = self._context = self._find_context(states, windows, dtype)
         step = None if context is None else self._step_of(mixed, calls, states, context)
         if step is None or not is_large:
             return [] if step is None else [step]
         groups, with_recurrent = [states[numbers[0]] for numbers in step.context.groups], bool(self._recurrent)
         lots = token_lots(mixed, lot_tokens(step.context, mixed))
         return [lot_step(step, lot, mixed, groups, with_recurrent=with_recurrent) for lot in lots]
+
+    def step_over(self, states: Sequence[Any], dtype: mx.Dtype) -> GraphStep | None:
+        """The data of the open forward batch, for a graph in which others capture these layers; None where no graph
+        covers it."""
+        if self.refusal is not None or self.loras.version or self._token_scale is not None:
+            return None
+        steps = self._steps(dtype, [LayerCall({"cache": state}) for state in states], states)
+        return steps[0] if len(steps) == 1 else None
 
     def _find_context(
         self, states: Sequence[Any], windows: tuple[int | None, ...], dtype: mx.Dtype
@@ -337,10 +326,10 @@ class DecodeGraphs:
         spans = recurrent_spans(mixed).spans if self._recurrent else None
         bounds = (padded_count(len(rows[0].spans)), rows[0].most) if self._recurrent else (0, 0)
         loras, layer_inputs = self.loras.token_loras(mixed.tokens), None
-        if self._parts.takes_layer_inputs:
+        if self.parts.takes_layer_inputs:
             assert self.layer_inputs is not None
             layer_inputs = mx.contiguous(self.layer_inputs.reshape(mixed.tokens, -1).astype(context.dtype))
-        version, fixed = self.loras.version, self._parts.has_fixed_experts
+        version, fixed = self.loras.version, self.parts.has_fixed_experts
         return GraphStep(context, mixed.tokens, rows, slots, angles, layer_inputs, spans, bounds, loras, version, fixed)
 
     def _replay_steps(self, x: mx.array, calls: Sequence[LayerCall], steps: Sequence[GraphStep]) -> mx.array:
@@ -354,26 +343,35 @@ class DecodeGraphs:
 
     def _replay(self, x: mx.array, calls: Sequence[LayerCall], step: GraphStep) -> mx.array:
         key, context, shape = step.key, step.context, x.shape
-        self._make_room(context, key)
-        storages = [layer.storage for layer in context.layers.values()]
-        before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
-        after = before[0] if len(before) == 1 else mx.concatenate(before)
-        for group, addresses in self._addresses_for(key):
-            after = addresses.store(self._stage.run, context.storages(group), after)
+        after = self.open_pages(context, [key])
         recurrent = [calls[number].state for number in self._recurrent]
         arrays_of = [part.states_of for part in self._recurrent.values()]
-        after = self._states.store(self._stage.run, recurrent, arrays_of, after)
-        for number, run in enumerate(self._parts.runs):
+        after = self._states.store(self.stage.run, recurrent, arrays_of, after)
+        for number, run in enumerate(self.parts.runs):
             if isinstance(run, GraphRun):
                 y, after = self._replay_for(context, key, number)([mx.contiguous(x), *step.inputs], after)
                 x = y.reshape(shape)
             else:
                 x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
-        for storage in storages:
-            storage.go_on(after)
+        self.close_pages(context, after)
         return x
 
-    def _make_room(self, context: StepContext, key: GraphKey) -> None:
+    def open_pages(self, context: StepContext, keys: Sequence[GraphKey]) -> mx.array:
+        """A token for the replay of a graph that reads and writes the pages of steps."""
+        for key in keys:
+            self.make_room(context, key)
+        storages = [layer.storage for layer in context.layers.values()]
+        before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
+        after = before[0] if len(before) == 1 else mx.concatenate(before)
+        for group, addresses in dict(each for key in keys for each in self._addresses_for(key)).items():
+            after = addresses.store(self.stage.run, context.storages(group), after)
+        return after
+
+    def close_pages(self, context: StepContext, after: mx.array) -> None:
+        for layer in context.layers.values():
+            layer.storage.go_on(after)
+
+    def make_room(self, context: StepContext, key: GraphKey) -> None:
         """For what the graphs of a step read besides its data."""
         for group, addresses in self._addresses_for(key):
             if not addresses.has_room(context.storages(group)):
@@ -387,14 +385,19 @@ class DecodeGraphs:
 
     def _replay_for(self, context: StepContext, key: GraphKey, number: int) -> GraphReplay:
         """The graph of the run with this number."""
-        replay_key = (context.kernel_ids, key, number)
+        return self.replay_of(context, key, number, lambda: self._capture(context, key, number))
+
+    def replay_of(
+        self, context: StepContext, key: GraphKey, further: Hashable, capture: Callable[[], GraphCapture]
+    ) -> GraphReplay:
+        replay_key = (context.kernel_ids, key, further)
         if replay_key not in self._replays:
             self.graph_count += 1
             kernels = [
                 (layer.attention, layer.rope) for layer in context.layers.values()
             ]  # held: they are known by their ids
-            self._replays[replay_key] = (self._stage.ready(self._capture(context, key, number)), kernels)
-            if len(self._replays) > MOST_GRAPHS * self._parts.graph_count:
+            self._replays[replay_key] = (self.stage.ready(capture()), kernels)
+            if len(self._replays) > MOST_GRAPHS * self.parts.graph_count:
                 self._replays.popitem(last=False)
         self._replays.move_to_end(replay_key)
         return self._replays[replay_key][0]
@@ -415,7 +418,7 @@ class DecodeGraphs:
         draft tokens, where steps run as graphs and would have to wait for the capture."""
         if self._context is None or not self._replays:
             self.refusal = self.refusal or "they would find keys and values where no kernel reads them"
-        if self._context is None or self.refusal is not None or not self._stage.takes_time:
+        if self._context is None or self.refusal is not None or not self.stage.takes_time:
             return
         usual = next(reversed(self._replays))[1]._replace(lora_version=0, has_fixed_experts=False)
         singles, drafts = [(room, room, 1) for room in ROOM_SIZES], [(width, 1, width) for width in WIDTHS[1:]]
@@ -429,12 +432,12 @@ class DecodeGraphs:
             if tokens <= self.most_tokens
         ]
         began, before = time.monotonic(), self.graph_count
-        runs = [number for number, run in enumerate(self._parts.runs) if isinstance(run, GraphRun)]
-        self._stage.prepare(
+        runs = [number for number, run in enumerate(self.parts.runs) if isinstance(run, GraphRun)]
+        self.stage.prepare(
             kind for key in keys for run in runs for kind in self._capture(self._context, key, run).kinds
         )
         for key in reversed(keys):  # those that need most memory first: the others share it
-            self._make_room(self._context, key)
+            self.make_room(self._context, key)
             for run in runs:
                 self._replay_for(self._context, key, run)
         made = self.graph_count - before
@@ -442,25 +445,38 @@ class DecodeGraphs:
 
     def _capture(self, context: StepContext, key: GraphKey, number: int) -> GraphCapture:
         """The run with this number."""
-        capture, tokens, run, parts = GraphCapture(), key.tokens, self._parts.runs[number], self._parts
+        capture, tokens, run, parts = GraphCapture(), key.tokens, self.parts.runs[number], self.parts
         assert isinstance(run, GraphRun)
         states = capture.give((tokens, parts.size), context.dtype)
         layers = None if not key.layer_inputs else capture.give((tokens, key.layer_inputs), context.dtype)
-        inputs = self._give_inputs(capture, context, key)
+        inputs = self.give_inputs(capture, context, key, give_angles(capture, key))
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
+        capture.result = self.capture_run(capture, run, states, key, inputs, loras, layers)
+        return capture
+
+    def capture_run(
+        self,
+        capture: GraphCapture,
+        run: GraphRun,
+        states: mx.array,
+        key: GraphKey,
+        inputs: Mapping[int, MixerInputs],
+        loras: mx.array | None = None,
+        layers: mx.array | None = None,
+    ) -> mx.array:
         slots = next(each.slots for each in inputs.values() if isinstance(each, GraphAttentionInputs))
         added: mx.array | None = None
-        residuals = run.residuals
-        for (layer, part), residual in zip(run.parts, residuals[:-1], strict=True):
+        for (layer, part), residual in zip(run.parts, run.residuals[:-1], strict=True):
             states, normed = residual(capture, states, added)
             given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts)
             added = part.capture(capture, normed, given)
-        capture.result, _ = residuals[-1](capture, states, added)
-        return capture
+        return run.residuals[-1](capture, states, added)[0]
 
-    def _give_inputs(self, capture: GraphCapture, context: StepContext, key: GraphKey) -> dict[int, MixerInputs]:
-        """Placeholders for a step's inputs (`GraphStep.inputs`), as each layer's mixer takes them, by its number."""
-        angles = [capture.give(shape, mx.float32) for shape in key.angles]
+    def give_inputs(
+        self, capture: GraphCapture, context: StepContext, key: GraphKey, angles: Sequence[mx.array]
+    ) -> dict[int, MixerInputs]:
+        """Placeholders for a step's inputs (`GraphStep.inputs`) besides angles, as each layer's mixer takes them, by
+        its number."""
         token_scales = None if self._token_scale is None else angles[-1]
         slots, tables, rows = [], [], []
         bounds = {kind.group: bound for kind, bound in zip(context.kinds, key.rows, strict=True)}
@@ -498,20 +514,8 @@ class DecodeGraphs:
         return inputs
 
 
-def _difference(right: Sequence[mx.array], found: Sequence[mx.array], moved: Sequence[mx.array]) -> str | None:
-    """How a graph's numbers differ from the right ones by more than rounding explains, which has moved those."""
-    apart, rounding = (max(map(_distance, right, others)) for others in (found, moved))
-    largest = max(float(mx.abs(each).max()) for each in right)
-    bound = max(MOST_APART * largest, min(ROUNDING_FACTOR * rounding, MOST_ROUNDING * largest), MOST_APART * 1e-6)
-    if apart <= bound:
-        return None
-    return f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}"
-
-
-def _distance(one: mx.array, other: mx.array) -> float:
-    """The largest difference; infinite if some number is none."""
-    largest = float(mx.abs(one - other).max())
-    return largest if math.isfinite(largest) else math.inf
+def give_angles(capture: GraphCapture, key: GraphKey) -> list[mx.array]:
+    return [capture.give(shape, mx.float32) for shape in key.angles]
 
 
 def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:

@@ -124,7 +124,7 @@ class _KernelHead:
         return super().as_linear(x) if y is None else y  # type: ignore[misc]
 
 
-class _QuantizedKernel(nn.Module):
+class QuantizedKernel(nn.Module):
     _product: PackedProduct
     _packed: PackedWeights
     _kernels: CheckedPacked
@@ -147,10 +147,10 @@ class _QuantizedKernel(nn.Module):
         return y + self.bias if "bias" in self else y
 
 
-class QuantizedKernelLinear(_KernelLinear, _QuantizedKernel, nn.QuantizedLinear): ...
+class QuantizedKernelLinear(_KernelLinear, QuantizedKernel, nn.QuantizedLinear): ...
 
 
-class QuantizedKernelEmbedding(_KernelHead, _QuantizedKernel, nn.QuantizedEmbedding): ...
+class QuantizedKernelEmbedding(_KernelHead, QuantizedKernel, nn.QuantizedEmbedding): ...
 
 
 class QuantizedKernelSwitchLinear(QuantizedSwitchLinear):
@@ -217,7 +217,7 @@ def multiply_every_row(model: nn.Module) -> str | None:
     which layers do not keep them on this device; None where all do. One of each kind is tried."""
     tried = dict[object, str | None]()
     for layer in (*(product.linear for product in joined_linears_of(model)), *model.modules()):
-        if isinstance(layer, _QuantizedKernel | _DenseKernel):
+        if isinstance(layer, QuantizedKernel | DenseKernel):
             layer._every_row = True
             kind = type(layer), layer.weight.shape, layer.weight.dtype, "bias" in layer
             if kind not in tried:
@@ -225,10 +225,10 @@ def multiply_every_row(model: nn.Module) -> str | None:
     return next((lost for lost in tried.values() if lost is not None), None)
 
 
-def _lost_bits(layer: _QuantizedKernel | _DenseKernel) -> str | None:
+def _lost_bits(layer: QuantizedKernel | DenseKernel) -> str | None:
     """Whether a row's product depends on how many rows there are."""
     outputs = layer.weight.shape[0]
-    if isinstance(layer, _DenseKernel):
+    if isinstance(layer, DenseKernel):
         columns, dtype = layer.weight.shape[1], layer.weight.dtype
     else:
         columns, dtype = layer._packed.columns, layer._packed.dtype
@@ -242,7 +242,7 @@ def _lost_bits(layer: _QuantizedKernel | _DenseKernel) -> str | None:
     return f"products of {outputs}x{columns}, which depend on how many rows there are"
 
 
-class _DenseKernel(nn.Module):
+class DenseKernel(nn.Module):
     _product: DenseProduct
     _every_row = False
 
@@ -255,10 +255,10 @@ class _DenseKernel(nn.Module):
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)
 
 
-class DenseKernelLinear(_KernelLinear, _DenseKernel, nn.Linear): ...
+class DenseKernelLinear(_KernelLinear, DenseKernel, nn.Linear): ...
 
 
-class DenseKernelEmbedding(_KernelHead, _DenseKernel, nn.Embedding): ...
+class DenseKernelEmbedding(_KernelHead, DenseKernel, nn.Embedding): ...
 
 
 DENSE_KERNELS: dict[type, type] = {nn.Linear: DenseKernelLinear, nn.Embedding: DenseKernelEmbedding}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -254,6 +254,12 @@ class GraphStep:
     def inputs(self) -> list[mx.array]:
         """What its graph reads besides hidden states."""
         data = [*self.angles] if self.layer_inputs is None else [self.layer_inputs, *self.angles]
+        return [*data, *self.words]
+
+    @property
+    def words(self) -> list[mx.array]:
+        """Those that are integers."""
+        data = list[mx.array]()
         for slots, rows in zip(self.slots, self.rows, strict=True):
             data += [slots, rows.table, rows.rows]
         if self.spans is not None:
@@ -282,6 +288,26 @@ class GraphStep:
             self.lora_version,
             self.has_fixed_experts,
         )
+
+
+class LayerCall(NamedTuple):
+    """What a layer was called with besides hidden states."""
+
+    given: Mapping[str, Any]
+    shared: str | None = None  # the argument with an earlier layer's state
+
+    @property
+    def mask(self) -> Any:
+        return self.given.get("mask")
+
+    @property
+    def cache(self) -> Any:
+        return self.given.get("cache")
+
+    @property
+    def state(self) -> Any:
+        """Its own KV state, or the earlier layer's whose KV it reads."""
+        return self.given.get(self.shared) if self.cache is None and self.shared is not None else self.cache
 
 
 class GraphKey(NamedTuple):

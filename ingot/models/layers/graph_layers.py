@@ -7,6 +7,7 @@ kernels cover are computed by their own modules, between two graphs.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
@@ -243,3 +244,29 @@ def _residuals_of(blocks: Sequence[_PlannedBlock]) -> list[ResidualNorm]:
             )
         )
     return norms
+
+
+MOST_APART = 0.05
+"""The largest difference allowed, as a share of the largest number."""
+MOST_ROUNDING = 0.5
+"""The same for deep models whose own numbers move by more than that when their input is off by its last bit."""
+ROUNDING_FACTOR = 2
+"""How much farther than that a graph may be off, as its products are rounded otherwise in every layer."""
+
+
+def difference_beyond_rounding(
+    right: Sequence[mx.array], found: Sequence[mx.array], moved: Sequence[mx.array]
+) -> str | None:
+    """How a graph's numbers differ from the right ones by more than rounding explains, which has moved those."""
+    apart, rounding = (max(map(_distance, right, others)) for others in (found, moved))
+    largest = max(float(mx.abs(each).max()) for each in right)
+    bound = max(MOST_APART * largest, min(ROUNDING_FACTOR * rounding, MOST_ROUNDING * largest), MOST_APART * 1e-6)
+    if apart <= bound:
+        return None
+    return f"they differ by {apart:.2g}, where numbers are up to {largest:.2g}"
+
+
+def _distance(one: mx.array, other: mx.array) -> float:
+    """The largest difference; infinite if some number is none."""
+    largest = float(mx.abs(one - other).max())
+    return largest if math.isfinite(largest) else math.inf

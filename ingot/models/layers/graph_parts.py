@@ -34,7 +34,14 @@ from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.recurrent.kernels import RecurrentKernels
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
-from ingot.models.layers.gpu_linear import DenseKernelLinear, JoinedLinear, QuantizedKernelLinear, join_linears
+from ingot.models.layers.gpu_linear import (
+    DenseKernel,
+    DenseKernelLinear,
+    JoinedLinear,
+    QuantizedKernel,
+    QuantizedKernelLinear,
+    join_linears,
+)
 from ingot.models.layers.graph_inputs import GraphAttentionInputs, RecurrentInputs, StepInputs, lora_matrices_of
 from ingot.models.layers.latent_attention import HeadProducts, LatentAttention
 from ingot.models.layers.layer_program import LayerInputBlock, decoder_layers_of, layer_program_of
@@ -264,7 +271,7 @@ class MlpPart:
         """The gated activation, with what the tokens' adapters add to the gate and to what it gates."""
         linear, matrices, gate = self.gate_up.linear, lora_matrices_of(self.gate_up), self.module.gate
         if gate == "silu" and loras is not None and matrices is not None:
-            product = multiply_in_graph(capture, self.gate_up, states)
+            product = multiply_in_graph(capture, self.gate_up.linear, states)
             return add_lora_products(capture, states, product, matrices, loras, gated=True)
         if gate != "silu" or "bias" in linear:
             return gate_states(capture, multiply_with_lora(capture, self.gate_up, states, loras), gate)
@@ -420,12 +427,12 @@ def _covered_product(product: JoinedLinear | None) -> JoinedLinear:
     return product
 
 
-def multiply_in_graph(capture: GraphCapture, product: JoinedLinear, x: mx.array) -> mx.array:
-    """Of contiguous states [tokens, size]."""
-    linear = product.linear
-    if isinstance(linear, DenseKernelLinear):
+def multiply_in_graph(capture: GraphCapture, linear: Any, x: mx.array) -> mx.array:
+    """By a layer, or an embedding as an output head, that our kernels multiply by. Of contiguous states [tokens,
+    size]."""
+    if isinstance(linear, DenseKernel):
         return linear._product.by(capture).launched(x, linear.weight, bias=linear.get("bias"))
-    assert isinstance(linear, QuantizedKernelLinear)
+    assert isinstance(linear, QuantizedKernel)
     y = linear._product.by(capture).launched(x, linear._packed)
     return add_bias(capture, y, linear.bias) if "bias" in linear else y
 
@@ -434,5 +441,5 @@ def multiply_with_lora(
     capture: GraphCapture, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
 ) -> mx.array:
     """The same, with what the tokens' adapters add."""
-    y, matrices = multiply_in_graph(capture, product, x), lora_matrices_of(product)
+    y, matrices = multiply_in_graph(capture, product.linear, x), lora_matrices_of(product)
     return y if token_loras is None or matrices is None else add_lora_products(capture, x, y, matrices, token_loras)
