@@ -14,6 +14,7 @@ from typing import Final
 
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings
+from ingot.distributed.leader import LeaderAdapter
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import DraftScorer, StatisticsScorer, TranslatedScorer
 from ingot.engine.speculation.draft_model import DraftModel, DraftModelProposer, draft_budget
@@ -85,6 +86,8 @@ def _with_mtp_head(
     """The adapter with its head, or why it goes without. Where the settings ask for the head, that is an error."""
     try:
         if (drafter := own_drafter(folder)) is not None:
+            if isinstance(adapter, LeaderAdapter):
+                raise ModelError(f"{drafter.name} is a drafter, and ranks take a whole model or an EAGLE head.")
             head = load_drafter(drafter, adapter, dtype=dtype)
             head.name = "mtp"
             return _tried(head, adapter), ()

@@ -362,7 +362,9 @@ def _load_plain_model(
                 param="expert_memory",
             )
         if "drafter" in further:
-            raise ConfigError("speculate draft: this draft is a head, and ranks take a whole model. Leave it out.")
+            raise ConfigError(
+                "speculate draft: this is a drafter, and ranks take a whole model or an EAGLE head. Leave it out."
+            )
         leading = load_as_leader(joined, settings, folder, here, total, with_vision=with_vision)
         return leading, options_among_ranks(choice, leading)
     # Some drafters read hidden states between layers.

@@ -79,7 +79,7 @@ def written(folder: Path, kind: str, lost: str = "", **changes: Any) -> Path:
     config = drafter_config(kind, **changes)
     tensors: dict[str, mx.array] = dict(tree_flatten(reference(kind, config).parameters()))  # type: ignore[arg-type]
     tensors.pop(lost, None)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
