@@ -94,7 +94,7 @@ def mtp(scale: Scale) -> Iterator[Figure]:
         return model
 
     engine = started(
-        family, config, make, memory_gb=scale.memory_gb, change=partial(_with_given_head, config, rate=ACCEPTANCE)
+        family, config, make, memory_gb=scale.memory_gb, change=partial(with_given_head, config, rate=ACCEPTANCE)
     )
     asked = requests("mtp", 1, scale.prompt, 2 * scale.output, config["vocab_size"] - 1)
     plainly = [replace(each, speculate=NOBODY) for each in asked]
@@ -114,19 +114,19 @@ def mtp(scale: Scale) -> Iterator[Figure]:
     engine.close()
 
 
-def _with_given_head(config: dict[str, Any], adapter: Any, *, rate: float) -> Any:
-    """The adapter with a head that computes all that its model's head would, and is right as often as is given. Of a
-    `decided` model a token's embedding is the hidden state that predicts the next one, and the head hands on what it
-    looks up: for some tokens, the embedding of others."""
+def with_given_head(config: dict[str, Any], adapter: Any, *, rate: float, wiring: str = "qwen3_5") -> Any:
+    """The adapter with a head, wired like this family's, that computes all that its model's head would, and is right as
+    often as is given. Of a `decided` model a token's embedding is the hidden state that predicts the next one, and the
+    head hands on what it looks up: for some tokens, the embedding of others."""
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
 
-    from ingot.models.draft_heads.mtp import MtpHead, SharedModules, prepare_head, with_draft_head
+    from ingot.models.draft_heads.mtp import MtpHead, prepare_head, with_draft_head
     from ingot.models.families.registry import mtp_spec_of
     from ingot.models.layers.lm_head import lm_head_of, token_embedding_of
     from ingot.models.layers.modules import adopt_module
 
-    spec, size, vocab = mtp_spec_of("qwen3_5"), config["hidden_size"], config["vocab_size"]
+    spec, size, vocab = mtp_spec_of(wiring), config["hidden_size"], config["vocab_size"]
     assert spec is not None
     embedding, numbers = token_embedding_of(adapter.model), mx.arange(vocab)
     assert embedding is not None
@@ -134,9 +134,8 @@ def _with_given_head(config: dict[str, Any], adapter: Any, *, rate: float) -> An
     changed = adopt_module(embedding, type(embedding))
     changed.update({name: array[looked_up] for name, array in embedding.parameters().items()})
     alone = build({**config, **spec.alone}, dtype=mx.bfloat16)
-    head = MtpHead(
-        spec, alone, SharedModules(changed, lm_head_of(adapter.model)), size=size, eps=config["rms_norm_eps"]
-    )
+    head = MtpHead(spec, alone, size=size, eps=config["rms_norm_eps"])
+    head.share_modules(changed, lm_head_of(adapter.model))
     outputs = ("o_proj.weight", "down_proj.weight")
     small = [(name, array * 1e-2) for name, array in tree_flatten(head.parameters()) if name.endswith(outputs)]
     head.update(tree_unflatten(small))

@@ -191,8 +191,9 @@ ONLOAD_ATTEMPTS: Final = 3
 """How often a sequence's records may turn out to be lost before it is computed instead."""
 ONLOAD_SLICE_S: Final = 0.02
 """How long arrived records are put into memory between two steps, but at least one."""
-READS_IN_FLIGHT: Final = 3
-"""Records that are read at a time for a sequence: the memory budget does not count their bytes."""
+READS_IN_FLIGHT, BYTES_IN_FLIGHT = 3, 256 << 20
+"""Records that are read at a time for a sequence, and more of them up to so many bytes, which the memory budget does not
+count."""
 ONLOAD_PATIENCE_S: Final = 30.0
 """After which a sequence no longer waits for its records."""
 ONLOAD_PAUSE_S: Final = 0.002
@@ -342,7 +343,10 @@ class DiskTier(OffloadTier):
     def _start_reads(self, onload: Onload) -> None:
         """Start to read the next few records; reads for other sequences are shared."""
         reads = {reading.entry: reading for reading in self._readings()}
-        while onload.ahead and len(onload.readings) < READS_IN_FLIGHT:
+        while onload.ahead and (
+            len(onload.readings) < READS_IN_FLIGHT
+            or sum(each.entry.size for each in onload.readings) + onload.ahead[0].size <= BYTES_IN_FLIGHT
+        ):
             entry = onload.ahead.popleft()
             if self._lacking(onload, entry):
                 onload.readings.append(reads.get(entry) or self._disk.ask(entry))

@@ -8,6 +8,7 @@ logged, and the entry is lost. Other threads read records; the caller polls the 
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -245,8 +246,8 @@ class RecordWriter:
         self._changed.notify_all()
 
 
-READER_THREADS: Final = 2
-"""One reads while the other one verifies what it has read."""
+READER_THREADS: Final = min(max(2, (os.cpu_count() or 2) // 2), 8)
+"""Some read while others verify what they have read, which takes longer."""
 
 
 class PendingRead:

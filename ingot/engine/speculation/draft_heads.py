@@ -30,7 +30,7 @@ from ingot.engine.vision_encoder import visual_inputs
 from ingot.models.draft_heads.draft_graph import MOST_DEPTH, DraftGraphs
 from ingot.models.layers.graph_inputs import GraphStep
 
-MOST_PENDING_TOKENS = 64
+MOST_PENDING_TOKENS = 16
 """Pending tokens of an answer after which the head computes them, while no draft is wanted."""
 
 

@@ -48,8 +48,10 @@ class Drafter(nn.Module):
         embedding, output = token_embedding_of(model), lm_head_of(model)
         if embedding is None or output is None:
             raise ModelError("This model cannot use a draft head: where it computes embeddings or logits is not known")
+        self.share_modules(embedding, output, scale=embedding_scale_of(model) if scaled else 1.0)
+
+    def share_modules(self, embedding: nn.Module, output: nn.Module, *, scale: float = 1.0) -> None:
         self.shared, lookup = (embedding, output), cast(Any, embedding)
-        scale = embedding_scale_of(model) if scaled else 1.0
         self._embed = lambda tokens: lookup(tokens) if scale == 1 else lookup(tokens) * scale
         self._output = logits_by(output)
 

@@ -224,7 +224,7 @@ def _token_bytes(head: Any, adapter: ModelAdapter) -> int:
             given = (hidden, layers) if head.kv == "states" else (hidden, mx.array([[number]]), layers[0])
             mx.eval((head.store if head.kv == "states" else head)(*given), rows.pending())
     head.graphs = _checked_graphs(head, rows) if isinstance(head, MtpHead) else None
-    if head.graphs is None and (stack := decode_graphs_of(head)) is not None:
+    if (stack := decode_graphs_of(head)) is not None:
         stack.capture_ahead()
     return rows.groups[0].page_bytes // PAGE
 
