@@ -192,8 +192,8 @@ ONLOAD_ATTEMPTS: Final = 3
 ONLOAD_SLICE_S: Final = 0.02
 """How long arrived records are put into memory between two steps, but at least one."""
 READS_IN_FLIGHT, BYTES_IN_FLIGHT = 3, 256 << 20
-"""Records that are read at a time for a sequence, and more of them up to so many bytes, which the memory budget does not
-count."""
+"""Records that are read at a time for a sequence, and more of them up to so many bytes, which the memory budget leaves
+out."""
 ONLOAD_PATIENCE_S: Final = 30.0
 """After which a sequence no longer waits for its records."""
 ONLOAD_PAUSE_S: Final = 0.002

@@ -26,7 +26,7 @@ from ingot.kernels.decode_graph.kernels import (
     take_likeliest,
     take_rows,
 )
-from ingot.kernels.paged_attention.inputs import RowBounds, padded_count
+from ingot.kernels.paged_attention.inputs import WIDTHS, RowBounds, padded_count
 from ingot.models.families.description import MtpSpec
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, give_angles
 from ingot.models.layers.gpu_linear import DenseKernel, QuantizedKernel
@@ -100,7 +100,8 @@ class DraftGraphs:
         began = time.monotonic()
 
         def sized(tokens: int, splits: int) -> GraphKey:
-            bounds = (RowBounds(1, tokens, kind.bounded(splits, tokens)) for kind in context.kinds)
+            most = next(width for width in WIDTHS if width >= tokens)
+            bounds = (RowBounds(1, most, kind.bounded(splits, most)) for kind in context.kinds)
             return usual.resized(tokens, tuple(bounds))
 
         wanted = [

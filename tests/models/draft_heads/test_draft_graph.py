@@ -106,7 +106,7 @@ pair = draft_graph.pair_states
 
 def test_graphs_are_captured_ahead_where_that_takes_time(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatedReplayStage, "takes_time", True)
-    monkeypatch.setattr(draft_graph, "AHEAD_TOKENS", (1, 2, 4))
+    monkeypatch.setattr(draft_graph, "AHEAD_TOKENS", (1, 2, 4, 8))
     monkeypatch.setattr(draft_graph, "AHEAD_SPLITS", (8,))
     made = list[DraftGraphs]()
     checked = mtp._checked_graphs
@@ -123,5 +123,5 @@ def test_graphs_are_captured_ahead_where_that_takes_time(rules: str, monkeypatch
     assert before >= 2 * draft_graph.MOST_DEPTH
     request = replace(requests("r", 1, 20, 8, CONFIG["vocab_size"] - 1)[0], max_tokens=8)
     run(engine, [request])
-    assert all(key.tokens <= 4 for key in graphs._keys) and graphs._stack.graph_count == before
+    assert all(key.tokens <= 8 for key in graphs._keys) and graphs._stack.graph_count == before
     engine.close()
