@@ -136,6 +136,7 @@ def start(
     proposers: Sequence[Proposer] = (),
     fixed_draft_tokens: int | None = None,
     eagle: Path | None = None,
+    drafter: Path | None = None,
     disk: Path | None = None,
     disk_limits: DiskLimits = DISK_LIMITS,
     files: FileSystem | None = None,
@@ -148,15 +149,16 @@ def start(
     loop: Loop | None = None,
 ) -> Engine:
     """A running engine; `memory` are the bytes of weights and states. `wait` is called before each launch, `eagle`
-    is the folder of its draft head, `disk` the one that it keeps records in, if there is one; `codec` is what they are
-    put into, `live` what running sequences have behind their tails, and `folder` has files that the model is known by;
-    `specprefill` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the folders of
-    adapters, and `loop` is one that it shares with other engines."""
+    or `drafter` is the folder of its draft head, `disk` the one that it keeps records in, if there is one; `codec` is
+    what they are put into, `live` what running sequences have behind their tails, and `folder` has files that the model
+    is known by; `specprefill` makes who scores long prompts, `kv_event_sink` is told what is kept, `loras` are the
+    folders of adapters, and `loop` is one that it shares with other engines."""
     stated = tiny.CONFIGS[kind] | tiny.CONFIGS[kind].get("text_config", {})
+    helpers = {role: path for role, path in (("eagle", eagle), ("draft", drafter)) if path is not None}
     settings = Settings(
         context=min(context, stated.get("max_position_embeddings", context)),
         prefill_chunk=widest,
-        speculate="off" if eagle is None else f"eagle:{eagle}",
+        speculate=",".join(f"{role}:{path}" for role, path in helpers.items()) or "off",
         kv_codec=str(live.name),
         lora_modules=tuple(f"{name}={path}" for name, path in (loras or {}).items()),
         max_loras=64,
@@ -165,14 +167,13 @@ def start(
     )
 
     def loaded() -> LoadedModel:
-        further = {} if eagle is None else {"eagle": eagle}
         made = load(
             settings,
             tiny_folder(kind),
             tokenizer,
             memory=memory,
             device=device,
-            further=further,
+            further=helpers,
             name=f"tiny-{kind}",
         )
         scoring = None if specprefill is None else specprefill()

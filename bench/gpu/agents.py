@@ -121,7 +121,7 @@ def with_given_head(config: dict[str, Any], adapter: Any, *, rate: float, wiring
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
 
-    from ingot.models.draft_heads.mtp import MtpHead, SharedModules, prepare_head, with_draft_head
+    from ingot.models.draft_heads.mtp import MtpHead, prepare_head, with_draft_head
     from ingot.models.families.registry import mtp_spec_of
     from ingot.models.layers.lm_head import lm_head_of, token_embedding_of
     from ingot.models.layers.modules import adopt_module
@@ -134,9 +134,8 @@ def with_given_head(config: dict[str, Any], adapter: Any, *, rate: float, wiring
     changed = adopt_module(embedding, type(embedding))
     changed.update({name: array[looked_up] for name, array in embedding.parameters().items()})
     alone = build({**config, **spec.alone}, dtype=mx.bfloat16)
-    head = MtpHead(
-        spec, alone, SharedModules(changed, lm_head_of(adapter.model)), size=size, eps=config["rms_norm_eps"]
-    )
+    head = MtpHead(spec, alone, size=size, eps=config["rms_norm_eps"])
+    head.share_modules(changed, lm_head_of(adapter.model))
     outputs = ("o_proj.weight", "down_proj.weight")
     small = [(name, array * 1e-2) for name, array in tree_flatten(head.parameters()) if name.endswith(outputs)]
     head.update(tree_unflatten(small))

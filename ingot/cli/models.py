@@ -258,8 +258,13 @@ def run_convert(arguments: list[str]) -> int:
 
 
 def _convert_model(namespace: argparse.Namespace, settings: Settings) -> int:
-    from ingot.models.convert import Conversion, choose_quantization, find_head_elsewhere, is_quantized_config
-    from ingot.models.draft_heads.checkpoint import find_head
+    from ingot.models.convert import (
+        Conversion,
+        choose_quantization,
+        find_head_elsewhere,
+        find_own_head,
+        is_quantized_config,
+    )
     from ingot.models.files.locate import locate_model
     from ingot.models.files.progress import TerminalProgress, format_bytes
     from ingot.text.input_files import read_json_object
@@ -274,7 +279,9 @@ def _convert_model(namespace: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError(f"{folder.name} is packed already: packing it again would only lose more")
     if packed and donor is None:
         raise ConfigError(f"{folder.name} is packed already; --head-from joins a head to it")
-    head = find_head(folder.path, config) if donor is None else find_head_elsewhere(donor, config, settings, progress)
+    head = (
+        find_own_head(folder.path, config) if donor is None else find_head_elsewhere(donor, config, settings, progress)
+    )
     target = namespace.target.expanduser().absolute()
     Conversion(folder.path, folder.name, None if packed else quantization, head).run(target, progress)
     progress.finish()

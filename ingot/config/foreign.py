@@ -325,7 +325,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 LOOKUP_METHODS: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
 """vLLM's methods that find draft tokens in texts."""
-DRAFT_METHODS: Final = {"draft_model": "draft", "eagle3": "eagle"}
+DRAFT_METHODS: Final = {"draft_model": "draft", "eagle3": "eagle", "dflash": "draft", "dspark": "draft"}
 """vLLM's methods that need a model of their own, and our names of them."""
 MTP_METHOD: Final = re.compile(r"(\w+_)?mtp", re.ASCII)
 """vLLM's methods whose draft head is part of the model: one for each family."""

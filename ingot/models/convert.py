@@ -32,6 +32,7 @@ from ingot.models.draft_heads.checkpoint import (
     model_classes_for,
     stored_head_tensors,
 )
+from ingot.models.draft_heads.loading import DRAFTER_FOLDER, DrafterFolder, drafter_in
 from ingot.models.draft_heads.mtp import build_mtp_head
 from ingot.models.files import hub
 from ingot.models.files.folder_checks import READ_SUFFIXES
@@ -58,7 +59,7 @@ class Conversion:
     folder: Path
     source: str  # its name for people
     quantization: WeightQuantization | None
-    head: HeadSource | None
+    head: HeadSource | DrafterFolder | None
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Conversion:
         ModelError, before anything is written where the head does not fit."""
         if target.exists() and not is_stored(target, self.origin):
             raise ModelError(f"{target.name} is there already; remove it first, or choose another folder")
-        if self.head is not None:
+        if isinstance(self.head, HeadSource):
             build_mtp_head(self.head, _full_config(self.folder))
         store_model(target, self.origin, lambda folder: self._fill(folder, progress), progress)
 
@@ -84,7 +85,10 @@ class Conversion:
             _quantize_model(self.folder, target, self.quantization)
         if self.head is not None:
             progress(f"writing its draft head: {format_bytes(self.head.nbytes)}")
-            write_head(self.head, target / HEAD_FILE)
+            if isinstance(self.head, HeadSource):
+                write_head(self.head, target / HEAD_FILE)
+            else:
+                self.head.copy(target / DRAFTER_FOLDER)
         for file in sorted(self.folder.iterdir()):
             if (
                 file.is_file()
@@ -187,7 +191,14 @@ def _comma_list(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def find_head_elsewhere(name: str, config: Mapping[str, Any], settings: Settings, progress: Progress) -> HeadSource:
+def find_own_head(folder: Path, config: Mapping[str, Any]) -> HeadSource | DrafterFolder | None:
+    """The draft head of the model in `folder`: a drafter beside it, or its own."""
+    return drafter_in(folder) or find_head(folder, config)
+
+
+def find_head_elsewhere(
+    name: str, config: Mapping[str, Any], settings: Settings, progress: Progress
+) -> HeadSource | DrafterFolder:
     """The draft head in a folder, in a file or on the hub, for a model with this config. Raises ModelError if there is
     none."""
     path = Path(name).expanduser()
@@ -196,7 +207,7 @@ def find_head_elsewhere(name: str, config: Mapping[str, Any], settings: Settings
         if not hub.is_hub_id(name):
             raise ModelError(f"there is no file or folder {name!r} with a draft head")
         path = _fetch_head_files(name, config, settings, progress)
-    found = find_head(path, config) if path.is_dir() else None
+    found = find_own_head(path, config) if path.is_dir() else None
     found = found or find_head_in(path, config)
     if found is None:
         raise ModelError(f"{name} holds no head that is known for models of type {config.get('model_type')}")

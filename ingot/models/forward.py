@@ -394,7 +394,10 @@ def new_batch_state(
     layers = kv_states_for(model, margin, kept, kernels)
     windows = (None,) if any(isinstance(state, OwnCacheState) for state in layers) else ()  # for the size of a token
     head_layers = [] if head is None else kv_states_for(head, 0, kept, kernels)
-    return BatchState(layers, most, token_bytes, head_layers, earlier, live, coded_bytes, windows)
+    rows = BatchState(layers, most, token_bytes, head_layers, earlier, live, coded_bytes, windows)
+    if head is not None and head.kv == "model":
+        rows.beside = [layers[number] for number in head.reads]
+    return rows
 
 
 def has_own_caches(rows: BatchState) -> bool:

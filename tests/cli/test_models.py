@@ -23,11 +23,13 @@ from ingot.config import DEFAULT_MODEL
 from ingot.kernels.device import current_device
 from ingot.models.adapter import load_model_adapter
 from ingot.models.draft_heads.checkpoint import find_head
+from ingot.models.draft_heads.loading import drafter_kind, own_drafter
 from ingot.models.draft_heads.mtp import check_draft_head, load_mtp_head
 from ingot.models.files.model_store import store_model
 from ingot.models.files.progress import no_progress
 from tests.cli.conftest import Done
 from tests.cli.scripted import environment
+from tests.models.draft_heads import test_block
 from tests.models.draft_heads.making import make, named, write, write_shards
 from tests.models.draft_heads.test_hybrid import HYBRID
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
@@ -386,6 +388,19 @@ def test_a_checkpoint_without_a_head_gives_none(tmp_path: Path, capsys: pytest.C
     assert "holds no head that is known for models of type qwen3_5" in capsys.readouterr().err
     assert converted(dense, tmp_path / "made") == 0
     assert "it has no draft head" in capsys.readouterr().err
+
+
+def test_a_drafter_is_joined_to_a_model_and_kept_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense, donor = HYBRID.parent / "dense", test_block.written(tmp_path / "donor", "dflash")
+    assert converted(dense, tmp_path / "made", "--head-from", donor) == 0
+    assert "read from model.safetensors" in capsys.readouterr().err
+    joined = own_drafter(tmp_path / "made")
+    assert joined == tmp_path / "made" / "mtp" and drafter_kind(joined) == "block"
+    shutil.copytree(joined, tmp_path / "dense" / "mtp")
+    shutil.copytree(dense, tmp_path / "dense", dirs_exist_ok=True)
+    assert converted(tmp_path / "dense", tmp_path / "kept") == 0
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "kept" / "mtp" / name).read_bytes() == (donor / name).read_bytes()
 
 
 def test_what_is_there_already_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

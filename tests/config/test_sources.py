@@ -92,6 +92,7 @@ def test_the_lineages_counts_are_ours(name: str) -> None:
         ({"method": "draft_model", "model": "a/b"}, SpeculationOptions(("draft",), {"draft": "a/b"})),
         ({"model": "a/b", "num_speculative_tokens": 1}, SpeculationOptions(("draft",), {"draft": "a/b"}, 1)),
         ({"method": "eagle3", "model": "a/b"}, SpeculationOptions(("eagle",), {"eagle": "a/b"})),
+        ({"method": "dflash", "model": "a/b"}, SpeculationOptions(("draft",), {"draft": "a/b"})),
     ],
 )
 def test_vllms_form_means_words_of_ours(config: dict[str, Any], choice: SpeculationOptions) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ingot.config import Settings
 from ingot.errors import ModelError
 from ingot.models.convert import find_head_elsewhere, is_quantized_config, write_head
-from ingot.models.draft_heads.checkpoint import find_head_in, stored_head_tensors
+from ingot.models.draft_heads.checkpoint import HeadSource, find_head_in, stored_head_tensors
 from ingot.models.draft_heads.mtp import build_mtp_head
 from ingot.models.files import hub
 from ingot.models.files.progress import no_progress
@@ -46,6 +46,7 @@ def test_of_a_checkpoint_on_the_hub_only_files_that_hold_the_head_are_fetched(fe
     found = find_head_elsewhere("org/name", made.config, Settings(), no_progress)
     assert [file.name for file in found.files] == ["model-2.safetensors"]
     assert "model-1.safetensors" not in fetched
+    assert isinstance(found, HeadSource)
     build_mtp_head(found, made.config)
     assert mx.allclose(stored_head_tensors(found)["norm.weight"], made.head["norm.weight"], atol=1e-6)
 

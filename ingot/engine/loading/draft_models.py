@@ -14,6 +14,7 @@ from typing import Final
 
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings
+from ingot.distributed.leader import LeaderAdapter
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import DraftScorer, StatisticsScorer, TranslatedScorer
 from ingot.engine.speculation.draft_model import DraftModel, DraftModelProposer, draft_budget
@@ -25,7 +26,8 @@ from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
 from ingot.models.draft_heads.checkpoint import find_head, refuse_unknown_head
 from ingot.models.draft_heads.eagle import load_eagle
-from ingot.models.draft_heads.mtp import check_draft_head, load_mtp_head, with_draft_head
+from ingot.models.draft_heads.loading import drafter_kind, load_drafter, own_drafter
+from ingot.models.draft_heads.mtp import DraftHead, check_draft_head, load_mtp_head, with_draft_head
 from ingot.text.tokenizer.tokenizer import PromptTranslation, Tokenizer
 
 MODEL_FREE_PROPOSERS: Final[dict[str, Callable[[], Proposer]]] = {
@@ -58,15 +60,18 @@ def choose_proposers(
     """
     headed = adapter
     notes: tuple[str, ...] = ()
-    if "eagle" in models:
-        if _is_wanted(choice, "mtp"):
-            raise ConfigError("mtp and eagle exclude each other: one head can read what the model computes")
-        headed = with_draft_head(adapter, load_eagle(models["eagle"], adapter, dtype=dtype))
-        check_draft_head(headed.head, adapter)
+    drafters = [name for name in DRAFTERS if name in models]
+    if drafters:
+        asked = [name for name in ("mtp", "draft", "eagle") if name in (choice.names or ())]
+        if len(drafters) > 1 or "mtp" in asked:
+            raise ConfigError(f"{' and '.join(asked)} exclude each other: one head can read what the model computes")
+        head = (load_eagle if drafters == ["eagle"] else load_drafter)(models[drafters[0]], adapter, dtype=dtype)
+        head.name = "eagle" if drafters == ["eagle"] else "draft"
+        headed = _tried(head, adapter)
     elif _is_wanted(choice, "mtp"):
         headed, notes = _with_mtp_head(choice, folder, adapter, dtype)
-    head = () if headed.head is None else (headed.head.name,)
-    offered = (*MODEL_FREE_PROPOSERS, *head, *(("draft",) if "draft" in models else ()))
+    named = () if headed.head is None else (headed.head.name,)
+    offered = (*MODEL_FREE_PROPOSERS, *named, *(("draft",) if "draft" in models else ()))
     choice.refuse_missing(offered)
     return ChosenProposers(headed, offered if choice.names is None else choice.names, notes)
 
@@ -80,17 +85,38 @@ def _with_mtp_head(
 ) -> tuple[ModelAdapter, tuple[str, ...]]:
     """The adapter with its head, or why it goes without. Where the settings ask for the head, that is an error."""
     try:
-        source = find_head(folder, adapter.config)
-        if source is None:
-            refuse_unknown_head(folder, adapter.config)
-            return adapter, ()
-        head = load_mtp_head(source, adapter, dtype=dtype)
-        check_draft_head(head, adapter)
-        return with_draft_head(adapter, head), ()
+        if (drafter := own_drafter(folder)) is not None:
+            if isinstance(adapter, LeaderAdapter):
+                raise ModelError(f"{drafter.name} is a drafter, and ranks take a whole model or an EAGLE head.")
+            head = load_drafter(drafter, adapter, dtype=dtype)
+            head.name = "mtp"
+            return _tried(head, adapter), ()
+        if (source := find_head(folder, adapter.config)) is not None:
+            return _tried(load_mtp_head(source, adapter, dtype=dtype), adapter), ()
+        refuse_unknown_head(folder, adapter.config)
+        return adapter, ()
     except ModelError as error:
         if choice.names is not None:
             raise
         return adapter, (f"the model's MTP head is not used: {error}",)
+
+
+def _tried(head: DraftHead, adapter: ModelAdapter) -> ModelAdapter:
+    """The adapter with a head that is worth running. Raises ModelError."""
+    headed = with_draft_head(adapter, head)
+    check_draft_head(head, headed)
+    return headed
+
+
+DRAFTERS: Final = ("drafter", "eagle")
+"""Roles of models that are draft heads."""
+
+
+def with_drafter_role(models: Mapping[str, Path]) -> dict[str, Path]:
+    """The models of proposers by their roles, with `drafter` instead of `draft` where that is no model but a head.
+    Raises ModelError where the folder cannot be read."""
+    is_head = "draft" in models and drafter_kind(models["draft"]) is not None
+    return {"drafter" if is_head and role == "draft" else role: path for role, path in models.items()}
 
 
 DRAFT_CACHE_SHARE = 0.5

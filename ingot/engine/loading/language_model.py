@@ -34,6 +34,7 @@ from ingot.engine.loading.draft_models import (
     load_draft,
     make_draft_model,
     make_specprefill,
+    with_drafter_role,
 )
 from ingot.engine.loop import Loop, do_nothing
 from ingot.engine.memory_budget import MemoryBudget
@@ -52,6 +53,7 @@ from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
 from ingot.models.cache_key import open_disk_cache, weights_fingerprint
 from ingot.models.checkpoint import loading_with_pauses
+from ingot.models.draft_heads.loading import own_drafter, taps_layers
 from ingot.models.experts.loading import ExpertMemory, has_experts
 from ingot.models.files import packaged
 from ingot.models.files.gguf_files import references_in, weight_bytes
@@ -127,7 +129,7 @@ def load_language_model(
     reserved: int = 0,
 ) -> LoadedModel:
     """Runs on the engine thread, the only one that may touch mlx. `others` are what `start_engine` calls further."""
-    folder, further = named.path, {name: found.path for name, found in others.items()}
+    folder, further = named.path, with_drafter_role({name: found.path for name, found in others.items()})
     here = device.current_device()
     native.use_one_path(settings.deterministic)
     joined = join_as_leader(settings)
@@ -359,10 +361,15 @@ def _load_plain_model(
                 "expert_memory: ranks have all experts in memory. Leave it out, or serve the model without ranks.",
                 param="expert_memory",
             )
+        if "drafter" in further:
+            raise ConfigError(
+                "speculate draft: this is a drafter, and ranks take a whole model or an EAGLE head. Leave it out."
+            )
         leading = load_as_leader(joined, settings, folder, here, total, with_vision=with_vision)
         return leading, options_among_ranks(choice, leading)
-    # An EAGLE draft reads hidden states between layers.
-    apart = "eagle" in further
+    # Some drafters read hidden states between layers.
+    drafter = further.get("drafter") or (own_drafter(folder) if choice.names is None or "mtp" in choice.names else None)
+    apart = "eagle" in further or (drafter is not None and taps_layers(drafter))
     return (
         adapters.load_model_adapter(
             folder,

@@ -1,9 +1,10 @@
-"""Draft tokens of a draft head (MTP, EAGLE-3): from the model's hidden states and the tokens behind them.
+"""Draft tokens of a draft head (MTP, EAGLE-3, Gemma 4's assistants, DFlash): from the model's hidden states.
 
-A head has keys and values of its own. Those of a token are computed from the hidden state *before* it and the token
-itself, so that they depend on nothing behind it: they lie in the row's own pages, and are cached, reused and rewound
-with them. The hidden state before the first token that is computed after a prefix was reused is not known; it is taken
-as zeros, like the one before a sequence's first token.
+Most heads have keys and values of their own. Those of a token are computed from the hidden state *before* it and the
+token itself, so that they depend on nothing behind it: they lie in the row's own pages, and are cached, reused and
+rewound with them. The hidden state before the first token that is computed after a prefix was reused is not known; it
+is taken as zeros, like the one before a sequence's first token. A block drafter's are computed from a token's own
+hidden state, and an assistant reads the model's.
 
 Tokens that the head has not computed yet are pending, a few at most, until a draft is wanted or pages are to be cached.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -29,43 +30,44 @@ from ingot.engine.vision_encoder import visual_inputs
 from ingot.models.draft_heads.draft_graph import MOST_DEPTH, DraftGraphs
 from ingot.models.layers.graph_inputs import GraphStep
 
-LONGEST_HEAD_DRAFT = 8
-"""Most draft tokens of a head that was trained for one, by chaining it."""
 MOST_PENDING_TOKENS = 16
 """Pending tokens of an answer after which the head computes them, while no draft is wanted."""
 
 
 class DraftHeadModule(Protocol):
     name: str
+    kv: Literal["pairs", "states", "model"]
+    """What its keys and values are made from: the hidden state before a token and the token; a token's hidden state; or
+    they are the model's. In the second case it has `store` and `draft` (`BlockDrafter`), else it is called."""
+    longest: int  # draft tokens
     size: int  # of a hidden state
     sees: bool  # takes image features where the model does
     graphs: DraftGraphs | None  # what computes all draft tokens of a round at once, if something does
-
-    def __call__(self, hidden: mx.array, tokens: mx.array, cache: object) -> mx.array:
-        """One that `sees` takes `visual` inputs as well."""
-
-    def logits(self, hidden: mx.array) -> mx.array: ...
 
 
 @dataclass(slots=True)
 class _HeadProgress:
     """What the head has computed of a row: positions before `written`. `hidden` are the pending hidden states, of the
-    tokens from written - 1 on, as slices of what passes gave: (array [tokens, size], begin, end). They may go beyond
-    the row's tokens: it may have been rewound further than to the first rejected one."""
+    tokens from written - before on, as slices of what passes gave: (array [tokens, size], begin, end). They may go
+    beyond the row's tokens: it may have been rewound further than to the first rejected one."""
 
     written: int
     hidden: list[tuple[mx.array, int, int]]
+    before: int = 1
+    """1 where a token is computed from the hidden state before it, 0 where from its own."""
 
     @property
     def end(self) -> int:
         """The first token whose hidden state is not known."""
-        return self.written - 1 + sum(end - begin for _, begin, end in self.hidden)
+        return self.written - self.before + sum(end - begin for _, begin, end in self.hidden)
 
-    def detach(self) -> mx.array:
+    def detach(self) -> list[mx.array]:
         """The pending states, from now on in an array of their own: else a whole chunk's would stay in memory."""
+        if not self.hidden:
+            return []
         own = mx.concatenate([mx.take(array, mx.arange(begin, end), axis=0) for array, begin, end in self.hidden])
         self.hidden = [(own, 0, own.shape[0])]
-        return own
+        return [own]
 
     def cut(self, length: int) -> None:
         """Forget the states of tokens from `length` on."""
@@ -95,6 +97,12 @@ class _HeadProgress:
                 left.append((array, begin + dropped, end))
         self.hidden = left
 
+    def go_on(self, count: int, row: Row) -> None:
+        """The next so many tokens were computed: forget the states that those in the row were computed from."""
+        done = min(count, row.length - self.written)
+        self.drop(done)
+        self.written += done
+
 
 @dataclass(frozen=True, eq=False)
 class _PendingTokens:
@@ -110,9 +118,7 @@ class _PendingTokens:
     def drop(self) -> None:
         """The head computes them: forget the hidden states before those that are stored."""
         for progress, row, count in self.rows:
-            done = min(count, row.length - progress.written)
-            progress.drop(done)
-            progress.written += done
+            progress.go_on(count, row)
 
 
 @dataclass(eq=False)
@@ -132,7 +138,9 @@ class DraftHeadProposer:
     def begin(self, sequence: TokenSequence) -> None:
         """It has a row, which may hold tokens already."""
         zeros = mx.zeros((1, self.head.size), mx.bfloat16)  # which is any float's zero, and widens none
-        self._progress[sequence] = _HeadProgress(_row_of(sequence).length, [(zeros, 0, 1)])
+        length = _row_of(sequence).length
+        known = _HeadProgress(length, [], 0) if self.head.kv == "states" else _HeadProgress(length, [(zeros, 0, 1)])
+        self._progress[sequence] = known
 
     def observe_hidden(self, sequence: TokenSequence, hidden: mx.array, begin: int, end: int) -> None:
         """A pass computes its next tokens, whose hidden states are hidden[begin:end]."""
@@ -153,8 +161,15 @@ class DraftHeadProposer:
             if (count := self._pending(sequence)) >= least and sequence.row is not None
         ]
         if pending:
-            hidden = self._advance(pending)
-            mx.async_eval(hidden, self.rows.pending(), [self._progress[each].detach() for each, _ in pending])
+            computed = self._compute(pending)
+            mx.async_eval(computed, self.rows.pending(), [self._progress[each].detach() for each, _ in pending])
+
+    def _compute(self, pending: Many[tuple[TokenSequence, int]]) -> mx.array | None:
+        if self.head.kv != "model":
+            return (self._advance if self.head.kv == "pairs" else self._store)(pending)
+        for sequence, count in pending:
+            self._progress[sequence].go_on(count, _row_of(sequence))
+        return None
 
     def forget(self, sequence: TokenSequence) -> None:
         self._progress.pop(sequence, None)
@@ -173,21 +188,25 @@ class DraftHeadProposer:
     # As a proposer
 
     def offers(self, rows: Many[TokenSequence]) -> list[DraftOffer | None]:
-        most = LONGEST_HEAD_DRAFT if self.head.graphs is None else MOST_DEPTH
+        most = self.head.longest if self.head.graphs is None else MOST_DEPTH
         return [DraftOffer(self.name, most) if self._can(row) else None for row in rows]
 
     def _can(self, row: TokenSequence) -> bool:
         """Whether it has the hidden state before the newest token, or will have when that is known."""
         progress = self._progress.get(row)
-        return progress is not None and progress.end >= row.total - 1
+        if progress is None or progress.end < row.total - 1:
+            return False
+        return self.head.kv == "pairs" or (row.total > 1 and row.row is not None)
 
     def propose(self, rows: Many[TokenSequence], counts: Many[int]) -> list[Proposal]:
         order = sorted(range(len(rows)), key=lambda number: -counts[number])
         ordered, depths = [rows[number] for number in order], [counts[number] for number in order]
-        with self.rows.reserve_ahead(
-            [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
-        ):
-            drafts = self._draft_in_graph(ordered, depths) or self._draft(ordered, depths)
+        ends = [(_row_of(row), row.total - 1 + most) for row, most in zip(ordered, depths, strict=True)]
+        with self.rows.reserve_ahead(ends if self.head.kv != "model" else ()):
+            if self.head.kv == "states":
+                drafts = self._draft_block(ordered, depths)
+            else:
+                drafts = self._draft_in_graph(ordered, depths) or self._draft(ordered, depths)
         return [Proposal(drafts[order.index(number)], self.name) for number in range(len(rows))]
 
     def _draft_in_graph(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens] | None:
@@ -212,24 +231,69 @@ class DraftHeadProposer:
 
     def _draft(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens]:
         """Each row's draft tokens."""
-        hidden = self._advance([(row, row.total - self._progress[row].written) for row in rows])
+        head: Any = self.head
+        hidden = self._before_drafts(rows)
         tokens: list[mx.array] = []
         for depth in range(1, depths[0] + 1):
             batch = self._next_batch(rows, depths, depth)
             hidden = hidden[: batch.count]
             if depth > 1:
-                with self.rows.aside([batch]) as caches:
-                    hidden = self.head(hidden[None], tokens[-1][None, : batch.count], caches[0])[0]
-            tokens.append(mx.argmax(self.head.logits(hidden), axis=-1).astype(mx.uint32))
+                hidden = self._step(batch, hidden, tokens[-1][: batch.count])
+            tokens.append(mx.argmax(head.logits(hidden), axis=-1).astype(mx.uint32))
         mx.eval(tokens, self.rows.pending())
         return [tuple(map(int, draft)) for draft in transpose_depths(tokens, len(rows))]
+
+    def _before_drafts(self, rows: list[TokenSequence]) -> mx.array:
+        """The head's hidden states that the rows' first draft tokens follow from."""
+        wanted = [(row, row.total - self._progress[row].written) for row in rows]
+        if self.head.kv == "pairs":
+            return self._advance(wanted)
+        before = []
+        for row, count in wanted:
+            before.append(self._progress[row].states(count)[count - 1 :])
+            self._progress[row].go_on(count, _row_of(row))
+        return self._step(_newest_stored(rows), mx.concatenate(before), _newest_tokens(rows))
+
+    def _step(self, batch: ForwardBatch, hidden: mx.array, tokens: mx.array) -> mx.array:
+        """The head's hidden states of one more token of each row."""
+        head: Any = self.head
+        with self.rows.aside([batch]) as caches:
+            states: mx.array = head(hidden[None], tokens[None], caches[0] if head.kv == "pairs" else caches)[0]
+        return states
 
     def _next_batch(self, rows: list[TokenSequence], depths: list[int], depth: int) -> ForwardBatch:
         """The draft tokens of one depth, of the rows that go so deep."""
         going = [row for row, most in zip(rows, depths, strict=True) if most >= depth]
+        if self.head.kv == "model":
+            return _newest_stored(going)
         offsets = [row.total - 2 + depth for row in going]
         positions = tuple(self._position(row, offset - 1) for row, offset in zip(going, offsets, strict=True))
         return ForwardBatch(tuple(map(_row_of, going)), 1, tuple(offsets), positions)
+
+    def _draft_block(self, rows: list[TokenSequence], depths: list[int]) -> list[DraftTokens]:
+        """What `_draft` gives, of a head that proposes all of a row's tokens at once."""
+        head: Any = self.head
+        self._store([(row, row.total - 1 - self._progress[row].written) for row in rows])
+        with self.rows.aside([_newest_stored(rows)]) as caches:
+            drafts = head.draft(_newest_tokens(rows), depths[0], caches)
+        mx.eval(drafts, self.rows.pending())
+        return [tuple(map(int, draft[:most])) for draft, most in zip(drafts.tolist(), depths, strict=True)]
+
+    def _store(self, wanted: Many[tuple[TokenSequence, int]]) -> mx.array | None:
+        """Have a block drafter store its keys and values of the next so many tokens of each."""
+        head: Any = self.head
+        some = [(sequence, self._progress[sequence], count) for sequence, count in wanted if count]
+        if not some:
+            return None
+        starts = [(_row_of(sequence), progress.written, count) for sequence, progress, count in some]
+        hidden = [progress.states(count) for _, progress, count in some]
+        for sequence, progress, count in some:
+            progress.go_on(count, _row_of(sequence))
+        with self.rows.aside(
+            [ForwardBatch((row,), count, (begin,), (begin,)) for row, begin, count in starts]
+        ) as caches:
+            stored: mx.array = head.store(mx.concatenate(hidden)[None], caches)
+        return stored
 
     def _pending(self, sequence: TokenSequence) -> int:
         """Tokens that are known and stored, and that the head has not computed."""
@@ -288,3 +352,15 @@ class DraftHeadProposer:
 def _row_of(sequence: TokenSequence) -> Row:
     assert sequence.row is not None
     return sequence.row
+
+
+def _newest_stored(rows: Many[TokenSequence]) -> ForwardBatch:
+    """The last token of each that has KV, as a batch that sees all of it and stores nothing."""
+    stored = [_row_of(row) for row in rows]
+    behind = [row.total - 1 - own.length for row, own in zip(rows, stored, strict=True)]
+    positions = tuple(own.position + more - 1 for own, more in zip(stored, behind, strict=True))
+    return ForwardBatch(tuple(stored), 1, tuple(row.total - 2 for row in rows), positions)
+
+
+def _newest_tokens(rows: Many[TokenSequence]) -> mx.array:
+    return mx.array([row.stored[row.total - 1] for row in rows], dtype=mx.uint32)

@@ -1,1 +1,1 @@
-"""Draft heads (MTP and EAGLE-3): finding them in checkpoints, loading them, and trying them out."""
+"""Draft heads: MTP, EAGLE-3, assistants and block drafters. Finding them in checkpoints, loading them, trying them."""

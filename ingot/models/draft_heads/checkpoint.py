@@ -286,13 +286,17 @@ def _head_module_name(wiring: MtpSpec, name: str) -> str:
         wiring.hidden_norm: "hidden_norm",
         wiring.joint: "joint",
         wiring.norm: "norm",
+        wiring.output: "output",
     }
     module, _, part = name.rpartition(".")
     if module in parts:
         return f"{parts[module]}.{part}"
     for number, begins in enumerate(wiring.layers):
         if name.startswith(begins):
-            return f"layers.{number}.{name.removeprefix(begins)}"
+            inside = name.removeprefix(begins)
+            for alias, own in wiring.aliases.items():
+                inside = inside.replace(alias, own, 1)
+            return f"layers.{number}.{inside}"
     return name
 
 

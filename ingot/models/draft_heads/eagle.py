@@ -7,8 +7,7 @@ states, which are as wide as one of the three. Its vocabulary may be a part of t
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import mlx.nn as nn
 
 from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
-from ingot.models.checkpoint import load_tensors, read_checkpoint_tensors
-from ingot.models.draft_heads.checkpoint import path_of_layers, quantize_like
-from ingot.models.draft_heads.draft_graph import DraftGraphs
-from ingot.models.draft_heads.mtp import prepare_head
-from ingot.models.files.model_config import older_config_names
-from ingot.models.layers.fused_layers import FusedLayers, SkippedLayer
-from ingot.models.layers.lm_head import tap_hidden_states, token_embedding_of
-from ingot.models.layers.modules import named_parameters
-from ingot.upstream import caches, create_attention_mask, load_config, model_classes
+from ingot.models.checkpoint import read_checkpoint_tensors
+from ingot.models.draft_heads.drafter import (
+    Drafter,
+    load_drafter_tensors,
+    read_drafter_config,
+    tap_layer_inputs,
+    text_config_of,
+)
+from ingot.models.draft_heads.mtp import ChainedHead, prepare_head
+from ingot.upstream import caches, create_attention_mask, model_classes
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _RENAMED = {"midlayer.": "layers.0."}
@@ -54,11 +54,8 @@ class EagleLayer(nn.Module):
         return out
 
 
-class EagleHead(nn.Module):
+class EagleHead(Drafter, ChainedHead):
     """Called like an `MtpHead`, with hidden states of the model or with its own."""
-
-    name = "eagle"
-    sees = False
 
     def __init__(self, config: Mapping[str, Any], block: Any, *, vocab: int, target_size: int, embeds: bool) -> None:
         """`block` is a layer of mlx-lm's; `embeds`: it has an embedding of its own."""
@@ -66,19 +63,13 @@ class EagleHead(nn.Module):
         size, eps = int(config["hidden_size"]), float(config.get("rms_norm_eps") or 1e-6)
         own_vocab = int(config.get("draft_vocab_size") or vocab)
         self.size, self._vocab = 3 * target_size, vocab
-        self._embedding: Callable[[mx.array], mx.array] | None = None  # the model's
         self._ids: mx.array | None = None  # the model's token ids, by its own
-        self.graphs: DraftGraphs | None = None
         self.fc = nn.Linear(self.size, size, bias=False)
         self.layers = [EagleLayer(block, size, eps, norm_first=bool(_config_value(config, "norm_before_residual")))]
         self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, own_vocab, bias=False)
         if embeds:
             self.embed_tokens = nn.Embedding(vocab, size)
-
-    def share(self, embedding: Any) -> None:
-        """Look tokens up in the model's embedding, without owning it."""
-        self._embedding = lambda tokens: embedding(tokens)
 
     def map_vocabulary(self, offsets: mx.array | None) -> None:
         """A token id of its own and the offset there are the model's id. Raises ModelError."""
@@ -94,16 +85,12 @@ class EagleHead(nn.Module):
             raise ModelError("The draft head's table d2t names tokens that its model does not have")
         self._ids = ids
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in named_parameters(self))
-
     def make_cache(self) -> list[Any]:
         return [caches.KVCache()]
 
     def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array:
         """See `MtpHead`. Hidden states are three of the model's, concatenated [1, T, 3 * its size], or its own."""
-        embedded = (self.embed_tokens if self._embedding is None else self._embedding)(tokens)
+        embedded = self.embed_tokens(tokens) if "embed_tokens" in self else self.embedded(tokens)
         states = hidden.astype(embedded.dtype)
         if hidden.shape[-1] == self.size:
             states = self.fc(states)
@@ -126,62 +113,37 @@ def load_eagle(folder: Path, adapter: ModelAdapter, *, dtype: str | None = None)
 
     Raises ModelError where it is no EAGLE-3 head, or not one of this model.
     """
-    config = _read_eagle_config(folder)
+    config = read_drafter_config(folder)
+    if _config_value(config, "norm_before_fc"):
+        raise ModelError(
+            f"{folder.name} normalises hidden states before it concatenates them (norm_before_fc): not supported yet"
+        )
     tensors = {_current_tensor_name(name): array for name, array in read_checkpoint_tensors(folder).items()}
     head = _build_eagle_head(config, adapter, embeds="embed_tokens.weight" in tensors)
     offsets, own = tensors.get("d2t"), {name: array for name, array in tensors.items() if name not in _MAPS}
-    quantize_like(head, own)
-    load_tensors(head, own, unneeded=(), whose=f"the draft head in {folder.name}")
+    load_drafter_tensors(head, own, folder)
     head.map_vocabulary(offsets)
-    _tap_target_layers(config, adapter)
+    count = len(adapter.model.layers)
+    numbers = _config_value(config, _TAPS) or [2, count // 2, count - 3]
+    if len(numbers) != 3 or count in numbers:
+        raise ModelError(f"The draft head reads the layers {numbers}, and the model has {count}")
+    tap_layer_inputs(numbers, adapter)
     prepare_head(head, adapter, dtype, lambda path: True)
     return head
 
 
-def _read_eagle_config(folder: Path) -> dict[str, Any]:
-    try:
-        stated = load_config(folder)
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"{folder.name} has no readable config.json") from error
-    if _config_value(stated, "norm_before_fc"):
-        raise ModelError(
-            f"{folder.name} normalises hidden states before it concatenates them (norm_before_fc): not supported yet"
-        )
-    return {**stated, **older_config_names(stated)}
-
-
 def _build_eagle_head(config: dict[str, Any], adapter: ModelAdapter, *, embeds: bool) -> EagleHead:
-    embedding = token_embedding_of(adapter.model)
-    if embedding is None or adapter.selection is None:
-        raise ModelError("This model cannot use a draft head: where it computes embeddings or logits is not known")
     alone = {**copy.deepcopy(config), "num_hidden_layers": 1, "vocab_size": adapter.vocab}
     try:
         model_class, args_class = model_classes(config=alone)
         block = model_class(args_class.from_dict(alone)).layers[0]
-        size = _target_size(adapter)
+        size = int(text_config_of(adapter)["hidden_size"])
         head = EagleHead(config, block, vocab=adapter.vocab, target_size=size, embeds=embeds)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"The draft head's config describes no known layer: {error}") from error
     if not embeds:
-        head.share(embedding)
+        head.share(adapter.model, scaled=False)
     return head
-
-
-def _tap_target_layers(config: Mapping[str, Any], adapter: ModelAdapter) -> None:
-    layers, path = adapter.model.layers, path_of_layers(adapter.model)
-    if any(isinstance(layer, FusedLayers | SkippedLayer) for layer in layers):
-        raise ModelError("The model's layers are fused into one operation: load it with separate layers")
-    count = len(layers)
-    numbers = _config_value(config, _TAPS) or [2, count // 2, count - 3]
-    if len(numbers) != 3 or not all(isinstance(number, int) and 0 <= number < count for number in numbers):
-        raise ModelError(f"The draft head reads the layers {numbers}, and the model has {count}")
-    assert adapter.selection is not None
-    tap_hidden_states(adapter.model, [f"{path}.{number}" for number in numbers], adapter.selection)
-
-
-def _target_size(adapter: ModelAdapter) -> int:
-    text = {**adapter.config, **(adapter.config.get("text_config") or {})}
-    return int(text["hidden_size"])
 
 
 def _config_value(config: Mapping[str, Any], key: str) -> Any:

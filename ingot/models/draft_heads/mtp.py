@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import mlx.core as mx
@@ -22,7 +22,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ingot.cache.batch_state import BatchState
-from ingot.cache.forward_batch import ForwardPart, TokenPositions
+from ingot.cache.forward_batch import ForwardBatch, ForwardPart, Row, TokenPositions
 from ingot.cache.pages import PAGE
 from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
@@ -35,11 +35,12 @@ from ingot.models.draft_heads.checkpoint import (
     read_head_tensors,
 )
 from ingot.models.draft_heads.draft_graph import DraftGraphs, draft_graphs_of
+from ingot.models.draft_heads.drafter import Drafter
 from ingot.models.families.description import MtpSpec
 from ingot.models.forward import attends_natively, new_batch_state
 from ingot.models.gguf.weights import hold_blocks, is_block_layer
 from ingot.models.layers.decode_graph import GRAPH_TRIALS, decode_graphs_of
-from ingot.models.layers.lm_head import lm_head_of, tap_hidden_states, token_embedding_of
+from ingot.models.layers.lm_head import tap_hidden_states
 from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.swapping import swap_modules
 from ingot.models.precision import DTYPES, settle_precision
@@ -47,24 +48,19 @@ from ingot.models.vision.tower import VisualInputs
 from ingot.upstream import caches, create_attention_mask, model_classes
 
 log = logging.getLogger("ingot.models")
-
-
-@dataclass(frozen=True)
-class SharedModules:
-    """The model's modules that a head computes with, without owning them."""
-
-    embedding: Any
-    output: Any
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        tied = isinstance(self.output, nn.Embedding | nn.QuantizedEmbedding)
-        logits: mx.array = self.output.as_linear(hidden) if tied else self.output(hidden)
-        return logits
+HeadKV = Literal["pairs", "states", "model"]
+"""What keys and values a draft head attends to: its own, of each token and the hidden state before it, or of each
+token's hidden state alone; or the model's."""
+LONGEST_HEAD_DRAFT = 8
+"""Most draft tokens of a head that was trained for one, by chaining it."""
 
 
 class DraftHead(Protocol):
-    """Runs alongside a model and predicts draft tokens: an `MtpHead`, or an EAGLE head."""
+    """Runs alongside a model and predicts draft tokens."""
 
+    name: str
+    kv: HeadKV
+    longest: int  # draft tokens
     size: int  # of the model's hidden states that it takes
     sees: bool  # whether it takes image features where the model does
     graphs: DraftGraphs | None  # what computes all draft tokens of a round at once, on CUDA
@@ -72,46 +68,66 @@ class DraftHead(Protocol):
     @property
     def weight_bytes(self) -> int: ...
     def make_cache(self) -> list[Any]: ...
-    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array: ...
-    def logits(self, hidden: mx.array) -> mx.array: ...
+    def first_drafts(self, rows: BatchState, row: Row, tokens: list[int], hidden: mx.array) -> mx.array:
+        """The draft token [tokens - 1] behind each token but the first, which follows the hidden state before it. The
+        row holds all of the tokens, and `hidden` [tokens, size] are their hidden states."""
 
 
-class MtpHead(nn.Module):
+class ChainedHead(nn.Module):
+    """A head that is run over pairs of a hidden state and the token behind that, and goes on from what it gave."""
+
+    kv: HeadKV = "pairs"
+    longest = LONGEST_HEAD_DRAFT
+
+    def __call__(self, hidden: mx.array, tokens: mx.array, cache: Any = None) -> mx.array:
+        raise NotImplementedError
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        raise NotImplementedError
+
+    def first_drafts(self, rows: BatchState, row: Row, tokens: list[int], hidden: mx.array) -> mx.array:
+        """See `DraftHead`."""
+        with rows.aside([ForwardBatch((row,), len(tokens) - 1, (0,), (0,))]) as layers:
+            states = self(hidden[None, :-1], mx.array([tokens[1:]]), layers[0] if self.kv == "pairs" else layers)
+        return mx.argmax(self.logits(states)[0], axis=-1)
+
+
+class MtpHead(Drafter, ChainedHead):
     name = "mtp"
-    sees = False
 
-    def __init__(self, wiring: MtpSpec, alone: Any, shared: SharedModules | None, *, size: int, eps: float) -> None:
-        """`alone` is a model of mlx-lm's that has the head's layers and no others. Without the modules that it shares
-        with its model, a head cannot run."""
+    def __init__(
+        self,
+        wiring: MtpSpec,
+        alone: Any,
+        *,
+        size: int,
+        eps: float,
+        window: int | None = None,
+        vocab: int | None = None,
+    ) -> None:
+        """`alone` is a model of mlx-lm's whose first layers are the head's, which see `window` tokens if they do not
+        see all. `vocab`: it has an output head of its own."""
         super().__init__()
-        self.wiring, self._model_modules, self.size = wiring, shared, size
-        kinds = [type(cache) for cache in caches.make_prompt_cache(alone)]
-        assert kinds == [caches.KVCache], "the head's layers need another cache"
+        self.wiring, self.size = wiring, size
+        kind = type(caches.make_prompt_cache(alone)[0])
+        assert kind in (caches.KVCache, caches.RotatingKVCache), "the head's layers need another cache"
+        self.window = window if kind is caches.RotatingKVCache else None
         self.embedding_norm = nn.RMSNorm(size, eps)
         self.hidden_norm = nn.RMSNorm(size, eps)
         self.joint = nn.Linear(2 * size, size, bias=False)
-        self.layers = list(alone.layers)
+        self.layers = list(alone.layers)[: len(wiring.layers)]
         if wiring.norm is not None:
             self.norm = nn.RMSNorm(size, eps)
-        self.graphs: DraftGraphs | None = None
-        """What computes all draft tokens of a round at once, on CUDA."""
-
-    @property
-    def shared(self) -> SharedModules:
-        assert self._model_modules is not None, "a head is run without its model"
-        return self._model_modules
+        if vocab is not None:
+            self.output = nn.Linear(size, vocab, bias=False)
 
     @property
     def wants(self) -> Literal["normed", "raw"]:
         """Which hidden states of the model it takes."""
         return self.wiring.wants
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(array.nbytes for _, array in named_parameters(self))
-
     def make_cache(self) -> list[Any]:
-        """As mlx-lm's models have it."""
+        """As mlx-lm's models have it. Of a layer that sees a window, all tokens are stored."""
         return [caches.KVCache()]
 
     def __call__(
@@ -120,18 +136,20 @@ class MtpHead(nn.Module):
         """From hidden states [1, T, size] at some positions and the tokens [1, T] behind those: hidden states
         [1, T, size] whose logits predict the tokens two positions on, and which replace the model's when drafts go on
         from draft tokens. `visual`: image features where the model had them instead of tokens."""
-        looked_up = self.shared.embedding(tokens)
+        looked_up = self.embedded(tokens)
         embedded = self._mask_first(looked_up if visual is None else visual.over(looked_up), cache)
         pair = [self.embedding_norm(embedded), self.hidden_norm(hidden.astype(embedded.dtype))]
         states: mx.array = self.joint(mx.concatenate(pair[::-1] if self.wiring.hidden_first else pair, axis=-1))
-        mask = create_attention_mask(states, cache, return_array=self.wiring.array_masks)
+        mask = create_attention_mask(states, cache, window_size=self.window, return_array=self.wiring.array_masks)
         for layer in self.layers:
             states = layer(states, mask, cache)
-        return states if self.wiring.norm is None else self.norm(states)
+        return states if self.wiring.norm is None or not self.wiring.normed_chain else self.norm(states)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Logits [..., vocab] of what `__call__` returned."""
-        return self.shared.logits(hidden)
+        if not self.wiring.normed_chain:
+            hidden = self.norm(hidden)
+        return self.output(hidden) if "output" in self else self.shared_logits(hidden)
 
     def _mask_first(self, embedded: mx.array, cache: Any) -> mx.array:
         """Embeddings, with zeros at the first position where the head was trained so."""
@@ -150,10 +168,11 @@ def load_mtp_head(source: HeadSource, adapter: ModelAdapter, *, dtype: str | Non
 
     Raises ModelError where tensors are missing, of the wrong shape, or cannot be a head's of this model.
     """
-    selection, shared = adapter.selection, _shared_modules(adapter.model)
-    if selection is None or not selection.was_used or shared is None:
-        raise ModelError("This model cannot use its head: where it computes embeddings or logits is not known")
-    head, castable = build_mtp_head(source, adapter.config, shared)
+    selection = adapter.selection
+    if selection is None or not selection.was_used:
+        raise ModelError("This model cannot use its head: where it computes logits is not known")
+    head, castable = build_mtp_head(source, adapter.config)
+    head.share(adapter.model, scaled=False)
     tower = adapter.tower
     prepare_head(head, adapter, dtype, castable, axes=None if tower is None else tower.axes)
     head.sees = tower is not None
@@ -168,8 +187,10 @@ def prepare_head(
     dtype: str | None,
     castable: Callable[[str], bool],
     axes: Sequence[int] | None = None,
+    *,
+    apart: bool = False,
 ) -> None:
-    """Bring a head into memory, as the adapter's device computes with it. `axes`: see `positioned`."""
+    """Bring a head into memory, as the adapter's device computes with it. `axes` and `apart`: see `swap_modules`."""
     if adapter.device.kind != "cpu":
         _cast_head(head, DTYPES[adapter.dtype], castable)
         # Layers of blocks would choose a format of their own.
@@ -178,26 +199,34 @@ def prepare_head(
     mx.eval(head.parameters())
     head.eval()
     # The native kernels that run all layers as one operation share their KV with the model's.
-    swap_modules(head, adapter.device, adapter.kernels, apart=adapter.device.kind == "cpu", axes=axes)
+    apart = apart or adapter.device.kind == "cpu"
+    swap_modules(head, adapter.device, adapter.kernels, apart=apart, axes=axes)
 
 
 def with_draft_head(adapter: ModelAdapter, head: DraftHead) -> ModelAdapter:
     """The adapter, with a head: the batch state has room for the head's KV of each token."""
+    groups = adapter.footprint.groups
+    if head.make_cache():
+        token_bytes = _token_bytes(head, adapter)
+        if all(window is not None for window, _ in groups):
+            groups = (*groups, (None, 0))
+        groups = tuple((window, size + (token_bytes if window is None else 0)) for window, size in groups)
+    return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
+
+
+def _token_bytes(head: Any, adapter: ModelAdapter) -> int:
+    """What a head's keys and values of a token take. On the way, its layers become graphs where they can."""
     rows = draft_head_rows(head, adapter)
     part = ForwardPart((rows.new(),), 1)
     for number in range(GRAPH_TRIALS + 1):
         hidden = mx.random.normal((1, 1, head.size), key=mx.random.key(number))
         with rows.launch([part], mixed=adapter.mixed) as layers:
-            mx.eval(head(hidden, mx.array([[number]]), layers[0]), rows.pending())
+            given = (hidden, layers) if head.kv == "states" else (hidden, mx.array([[number]]), layers[0])
+            mx.eval((head.store if head.kv == "states" else head)(*given), rows.pending())
     head.graphs = _checked_graphs(head, rows) if isinstance(head, MtpHead) else None
     if (stack := decode_graphs_of(head)) is not None:
         stack.capture_ahead()
-    token_bytes = rows.groups[0].page_bytes // PAGE
-    groups = adapter.footprint.groups
-    if all(window is not None for window, _ in groups):
-        groups = (*groups, (None, 0))
-    groups = tuple((window, size + (token_bytes if window is None else 0)) for window, size in groups)
-    return replace(adapter, head=head, footprint=replace(adapter.footprint, groups=groups))
+    return rows.groups[0].page_bytes // PAGE
 
 
 _CHECKED_DEPTHS = 2
@@ -208,8 +237,9 @@ the largest number."""
 
 def _checked_graphs(head: MtpHead, rows: BatchState) -> DraftGraphs | None:
     """What computes a head's draft tokens as one graph, if that gives what its modules do."""
-    shared = head.shared
-    graphs = draft_graphs_of(head, head.wiring, shared.embedding, shared.output)
+    if head.window is not None or not head.wiring.normed_chain or "output" in head or head.shared is None:
+        return None  # which the graph's kernels do not compute
+    graphs = draft_graphs_of(head, head.wiring, *head.shared)
     if graphs is None:
         return None
     try:
@@ -254,9 +284,7 @@ def draft_head_rows(head: DraftHead, adapter: ModelAdapter) -> BatchState:
     return new_batch_state(head, 0, kept, adapter.kernels)
 
 
-def build_mtp_head(
-    source: HeadSource, config: Mapping[str, Any], shared: SharedModules | None = None
-) -> tuple[MtpHead, Callable[[str], bool]]:
+def build_mtp_head(source: HeadSource, config: Mapping[str, Any]) -> tuple[MtpHead, Callable[[str], bool]]:
     """The head of a model with this config, only its norms in memory yet, and which of its weights may be cast.
 
     Raises ModelError where it is not a head of such a model.
@@ -264,7 +292,13 @@ def build_mtp_head(
     changed = copy.deepcopy(dict(config))
     text = changed["text_config"] if isinstance(changed.get("text_config"), dict) else changed
     size, eps = int(text["hidden_size"]), float(text.get(source.wiring.eps) or 1e-6)
+    layers = int(text["num_hidden_layers"])
+    for key in source.wiring.by_layer:
+        stated = text.get(key)
+        text[key] = stated[layers:] or stated[-1:] if isinstance(stated, list) else stated
     text.update(source.wiring.alone)
+    if "model_type" in source.wiring.alone:  # the class of a language model, whatever is around it
+        changed = text
     rope = text.get("rope_parameters")
     if isinstance(rope, dict) and "rope_theta" in rope:  # as newer configs have it, and not all of mlx-lm's models
         scaling = None if rope.get("rope_type", "default") == "default" else rope
@@ -272,7 +306,15 @@ def build_mtp_head(
     model_class, args_class = model_classes(config=changed)
     alone = model_class(args_class.from_dict(changed))
     tensors = read_head_tensors(source, alone)
-    head = MtpHead(source.wiring, alone, shared, size=size, eps=eps)
+    has_output = any(name.startswith(f"{source.wiring.output}.") for name in source.tensors)
+    head = MtpHead(
+        source.wiring,
+        alone,
+        size=size,
+        eps=eps,
+        window=None if source.wiring.window is None else int(text[source.wiring.window]),
+        vocab=int(text["vocab_size"]) if has_output else None,
+    )
     hold_blocks(head, head_blocks(source, config))
     quantize_like(head, tensors)
     load_tensors(head, tensors, unneeded=(), whose=f"the head in {source.location}")
@@ -283,11 +325,6 @@ def _cast_head(head: nn.Module, dtype: mx.Dtype, wanted: Callable[[str], bool]) 
     """To what the model computes in: where two formats of 16 bits meet, MLX goes on in float32."""
     floats = [(path, array) for path, array in named_parameters(head) if mx.issubdtype(array.dtype, mx.floating)]
     head.update(tree_unflatten([(path, array.astype(dtype)) for path, array in floats if wanted(path)]))
-
-
-def _shared_modules(model: Any) -> SharedModules | None:
-    embedding, output = token_embedding_of(model), lm_head_of(model)
-    return None if embedding is None or output is None else SharedModules(embedding, output)
 
 
 CHECK_TOKENS = 48
@@ -320,20 +357,20 @@ def break_even_acceptance(head_bytes: int, model_bytes: int) -> float:
 
 
 def head_acceptance(head: DraftHead, adapter: ModelAdapter, prompt: Sequence[int]) -> float:
-    tokens, hidden = _generate_greedily(adapter, list(prompt))
-    rows = draft_head_rows(head, adapter)
-    with rows.launch([ForwardPart((rows.new(),), len(tokens) - 1)], mixed=adapter.mixed) as layers:
-        states = head(hidden[None, :-1], mx.array([tokens[1:]]), layers[0])
-    # At position p it predicts token p + 2, and the first that the model generated follows the prompt.
-    drafts = mx.argmax(head.logits(states[:, len(prompt) - 2 : -1]), axis=-1)
-    right: Any = mx.sum(drafts[0] == mx.array(tokens[len(prompt) :])).item()
+    rows = (adapter if adapter.head is head else with_draft_head(adapter, head)).new_batch_state()
+    row = rows.new()
+    tokens, hidden = _generate_greedily(adapter, rows, row, list(prompt))
+    drafts = head.first_drafts(rows, row, tokens, hidden)
+    # The first token that the model generated follows the prompt's last.
+    right: Any = mx.sum(drafts[len(prompt) - 2 : -1] == mx.array(tokens[len(prompt) :])).item()
     return float(right / CHECK_TOKENS)
 
 
-def _generate_greedily(adapter: ModelAdapter, tokens: list[int]) -> tuple[list[int], mx.array]:
+def _generate_greedily(
+    adapter: ModelAdapter, rows: BatchState, row: Row, tokens: list[int]
+) -> tuple[list[int], mx.array]:
     """The prompt and what the model generates behind it, and the hidden states of all of them."""
-    rows = adapter.new_batch_state()
-    row, new, hidden = rows.new(), list(tokens), []
+    new, hidden = list(tokens), []
     for number in range(CHECK_TOKENS + 1):
         logits, states = adapter.run(rows, mx.array(new), [ForwardPart((row,), len(new))], [len(new) - 1], hidden=True)
         hidden.append(states)

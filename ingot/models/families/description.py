@@ -329,11 +329,16 @@ class MtpSpec:
     layers: tuple[str, ...] = ("",)  # the prefixes of its layers' tensors, inside
     stored: str = "model.layers."  # the prefix of the model's own layers
     copies: tuple[str, ...] = ("embed_tokens.", "shared_head.head.")  # tensors that repeat the model's own
+    output: str | None = None  # an output head of its own; None: the model's
+    aliases: Mapping[str, str] = field(default_factory=dict)  # parts of names of its layers' tensors, and the model's
     alone: Mapping[str, Any] = field(
         default_factory=lambda: {"num_hidden_layers": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1}
-    )  # changes to the config that make a model of the head's layers alone
+    )  # changes to the config that make a model of the head's layers; there may be others behind them
+    by_layer: tuple[str, ...] = ()  # the config's lists by layer, if they go on with the head's
+    window: str | None = None  # the config's key of how many tokens its layers see; None: all
     eps: str = "rms_norm_eps"  # the config's key of the norms' epsilon
     wants: Literal["normed", "raw"] = "normed"  # hidden states after the model's last norm, or before it
+    normed_chain: bool = True  # its next draft tokens follow from its hidden states after its norm, not before
     hidden_first: bool = False  # the projection takes the hidden state first, not the embedding
     blind_first: bool = True  # the embedding in a sequence's first pair counts as zeros
     offset_norms: bool = False  # published checkpoints store norms' factors as their difference from one

@@ -218,6 +218,16 @@ FAMILIES = (
         "mimo_v2_flash",
         attention={"Attention": AttentionSpec(value_scale="value_scale", sinks="attention_sink_bias")},
         mlps={"MLP": MlpSpec()},
+        head=MtpSpec(
+            inside="mtp.layers.0.",
+            norm="final_layernorm",
+            copies=(),
+            aliases={"pre_mlp_layernorm.": "post_attention_layernorm."},
+            alone={"num_hidden_layers": 2, "hybrid_layer_pattern": [1, 0], "moe_layer_freq": [0, 0]},
+            window="sliding_window_size",
+            eps="layernorm_epsilon",
+            blind_first=False,
+        ),
     ),
     # MiniCPM.
     ModelFamily(

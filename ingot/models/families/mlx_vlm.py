@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot.models.families.description import AttentionSpec, LatentSpec, MlpSpec, ModelFamily, NormSpec
+from ingot.models.families.n_to_z import STEP_MTP
 
 FAMILIES = (
     ModelFamily(
@@ -35,5 +36,6 @@ FAMILIES = (
         "step3p7",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="g_proj")},
         norms={"StepRMSNorm": NormSpec("rms")},
+        head=STEP_MTP,
     ),
 )

@@ -47,6 +47,20 @@ _QWEN_MTP = MtpSpec(
     offset_norms=True,
 )
 
+STEP_MTP = MtpSpec(
+    copies=("embed_tokens.",),
+    output="shared_head.output",
+    aliases={"transformer.": ""},
+    alone={"model_type": "step3p5", "num_hidden_layers": 1, "moe_layers_enum": None},
+    by_layer=("layer_types", "rope_theta", "partial_rotary_factors", "swiglu_limits", "swiglu_limits_shared"),
+    window="sliding_window",
+    wants="raw",
+    normed_chain=False,
+    blind_first=False,
+    offset_norms=True,
+)
+"""There are several, one for each draft token; the first is used for all."""
+
 FAMILIES = (
     # Nanbeige.
     ModelFamily("nanbeige", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
@@ -306,6 +320,7 @@ FAMILIES = (
             )
         },
         norms={"ZeroCenteredRMSNorm": NormSpec("rms")},
+        head=STEP_MTP,
     ),
     # Talkie.
     ModelFamily(

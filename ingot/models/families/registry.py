@@ -59,7 +59,8 @@ def multimodal_type_of(model_type: str) -> str | None:
 
 def mtp_spec_of(model_type: str) -> MtpSpec | None:
     """The draft head that checkpoints of this type may hold."""
-    return family_of_type(_MULTIMODAL_TYPES.get(model_type, model_type)).head
+    name = _MULTIMODAL_TYPES.get(model_type, model_type)
+    return MODEL_FAMILIES.get(name, MLX_VLM_FAMILIES.get(name, _UNKNOWN_FAMILY)).head
 
 
 def attention_spec_of(module: object) -> AttentionSpec | None:

@@ -124,6 +124,14 @@ def token_embedding_of(model: nn.Module) -> nn.Module | None:
     return None if found is None else found[1]
 
 
+def embedding_scale_of(model: nn.Module) -> float:
+    """What the model multiplies embeddings by."""
+    found = _only_module(model, TIED_HEAD_NAMES)
+    outer = dict(model.named_modules())
+    owner = None if found is None else outer.get(found[0].rpartition(".")[0])
+    return float(getattr(owner, "embed_scale", 1.0))
+
+
 class _EmbeddingWithFeatures:
     """Other vectors in the places of some tokens of a pass."""
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import mlx.core as mx
 import pytest
@@ -13,15 +14,17 @@ import pytest
 from bench import random_models
 from foundry.package import MODELS
 from ingot.config import Settings
+from ingot.distributed.leader import LeaderAdapter
 from ingot.engine.core import LoadedModel
-from ingot.engine.loading import language_model
-from ingot.engine.loading.draft_models import choose_proposers, refuse_different_tokenizers
+from ingot.engine.loading import draft_models, language_model
+from ingot.engine.loading.draft_models import choose_proposers, refuse_different_tokenizers, with_drafter_role
 from ingot.engine.speculation.draft_model import DraftModelProposer
 from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ConfigError, ModelError
 from ingot.models.files.locate import ModelFolder
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests import tiny
+from tests.models.draft_heads import test_block
 from tests.models.draft_heads.making import write
 
 
@@ -172,3 +175,27 @@ def test_a_head_that_is_not_known_is_named_by_a_note_and_to_who_asks_for_it_by_a
     assert offered.names == ("forced", "lookup") and "eh_proj" in note and "llama" in note
     with pytest.raises(ModelError, match=r"eh_proj.* llama"):
         choose_proposers(SpeculationOptions.parse("mtp"), folder, adapter, {}, dtype=None)
+
+
+def test_a_drafter_goes_by_what_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_models, "check_draft_head", lambda head, adapter: None)
+    folder = test_block.written(tmp_path / "model" / "mtp", "dflash").parent
+    own = choose_proposers(SpeculationOptions.parse("auto"), folder, test_block.adapted(), {}, dtype=None)
+    assert own.names == ("forced", "lookup", "mtp") and not own.notes
+    models = with_drafter_role({"draft": folder / "mtp", "scorer": DRAFT})
+    assert models == {"drafter": folder / "mtp", "scorer": DRAFT}
+    choice = SpeculationOptions.parse(f"draft:{folder / 'mtp'}")
+    asked = choose_proposers(choice, DENSE, test_block.adapted(), models, dtype=None)
+    assert asked.names == ("draft",) and asked.adapter.head.name == "draft"
+    assert with_drafter_role({"draft": DRAFT}) == {"draft": DRAFT}
+
+
+def test_a_drafter_excludes_other_heads_and_ranks(tmp_path: Path) -> None:
+    folder = test_block.written(tmp_path / "mtp", "dflash")
+    for others, models in (("mtp", {}), (f"eagle:{folder}", {"eagle": folder})):
+        choice = SpeculationOptions.parse(f"{others},draft:{folder}")
+        with pytest.raises(ConfigError, match="exclude each other: one head can read"):
+            choose_proposers(choice, DENSE, test_block.adapted(), {"drafter": folder, **models}, dtype=None)
+    leading = create_autospec(LeaderAdapter, instance=True)
+    with pytest.raises(ModelError, match="ranks take a whole model"):
+        choose_proposers(SpeculationOptions.parse("mtp"), tmp_path, leading, {}, dtype=None)

@@ -23,6 +23,7 @@ Tensors = dict[str, mx.array]
 FAMILIES = (
     *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
     *("deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "mimo", "ernie4_5_moe", "nemotron_h"),
+    *("mimo_v2_flash", "step3p5", "step3p7"),
 )
 
 
@@ -58,16 +59,24 @@ class Made:
         states = joined @ self.others["joint"].T
         length = states.shape[1]
         mask = mx.arange(length)[:, None] >= mx.arange(length)
+        if self.wiring.window is not None:
+            mask = mask & (mx.arange(length)[:, None] < mx.arange(length) + WINDOW)
         for layer in self.layers:
             states = layer(states, mask, None)
-        return self._normed("norm", states) if "norm" in self.others else states
+        normed = "norm" in self.others and self.wiring.normed_chain
+        return self._normed("norm", states) if normed else states
+
+    def expected_logits(self, states: mx.array) -> mx.array:
+        """Of what it gave, where it has an output head of its own."""
+        states = states if self.wiring.normed_chain else self._normed("norm", states)
+        return states @ self.others["output"].T
 
     def _normed(self, name: str, x: mx.array) -> mx.array:
         return mx.fast.rms_norm(x, self.others[name], 1e-5)
 
 
 def make(family: str) -> Made:
-    config, wiring = family_configs.config(family), mtp_spec_of(family)
+    config, wiring = head_config(family), mtp_spec_of(family)
     assert wiring is not None
     model = family_configs.build(family)
     alone = _alone(family, config, wiring)
@@ -77,14 +86,32 @@ def make(family: str) -> Made:
         "hidden_norm": _gain(size),
         "joint": 0.2 * mx.random.normal((size, 2 * size)),
         **({} if wiring.norm is None else {"norm": _gain(size)}),
+        **({} if wiring.output is None else {"output": 0.2 * mx.random.normal((family_configs.VOCAB, size))}),
     }
-    layers = list(alone.layers)
+    layers = list(alone.layers)[: len(wiring.layers)]
     published: Tensors = {}
     for number, layer in enumerate(layers):
         own: Tensors = dict(tree_flatten(layer.parameters()))  # type: ignore[arg-type]
         published |= {wiring.layers[number] + name: array for name, array in _published(family, config, own).items()}
     published |= {f"{vars(wiring)[name]}.weight": array for name, array in others.items()}
     return Made(family, config, wiring, model, layers, others, published)
+
+
+WINDOW = 6
+_UNLIKE: dict[str, dict[str, Any]] = {
+    "mimo_v2_flash": {"sliding_window_size": WINDOW},
+    "step": {
+        "sliding_window": WINDOW,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+"""What the configs of models with a head say; Step's lists by layer go on behind the model's layers."""
+
+
+def head_config(family: str) -> dict[str, Any]:
+    config = family_configs.config(family)
+    config.get("text_config", config).update(_UNLIKE.get("step" if family.startswith("step") else family, {}))
+    return config
 
 
 def differences(head: Tensors) -> Tensors:
@@ -144,7 +171,9 @@ def _alone(family: str, config: dict[str, Any], wiring: MtpSpec) -> Any:
     changed = copy.deepcopy(config)
     text = changed.get("text_config", changed)
     text |= wiring.alone
-    module = import_upstream(f"mlx_lm.models.{family}")
+    if family.startswith("step"):
+        changed, text["layer_types"] = text, ["sliding_attention"]
+    module = import_upstream(f"mlx_lm.models.{'step3p5' if family == 'step3p7' else family}")
     alone = module.Model(module.ModelArgs.from_dict(changed))
 
     def widened(path: str, weight: mx.array) -> mx.array:
@@ -172,6 +201,8 @@ def _published(family: str, config: dict[str, Any], layer: Tensors) -> Tensors:
             block, _, part = name.partition("switch_mlp.")
             part = part.replace("fc1", "up_proj").replace("fc2", "down_proj")
             result |= {f"{block}experts.{number}.{part}": array[number] for number in range(array.shape[0])}
+        elif family == "mimo_v2_flash" and "post_attention_layernorm" in name:
+            result[name.replace("post_attention_layernorm", "pre_mlp_layernorm")] = array
         elif "embed_q" not in name and "unembed_out" not in name and "switch_mlp" not in name:
             result[name] = array
     if family == "qwen3_5_moe":

@@ -134,6 +134,8 @@ def check(made: Made, adapter: ModelAdapter, head: MtpHead) -> None:
     found = run_head(head, rows, [ForwardPart((rows.new(),), len(TOKENS) - 1)], hidden[:-1], TOKENS[1:])
     expected = made.expected(hidden[None, :-1].astype(mx.float32), mx.array([TOKENS[1:]]))[0]
     assert logits_gap(found, expected) < CLOSE
+    if "output" in made.others:
+        assert logits_gap(head.logits(found), made.expected_logits(expected)) < CLOSE
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -300,6 +302,8 @@ def test_a_head_runs_in_mixed_launches_of_rows_unlike_each_other(
 
 
 def test_logits_of_a_head_are_those_of_the_models_output_head(made: Made, tmp_path: Path) -> None:
+    if made.wiring.output is not None:
+        pytest.skip("it has one of its own, which is compared where states are")
     write(tmp_path, made.config, files={"model.safetensors": {**made.base, **named(made)}})
     adapter, head = loaded(tmp_path)
     rows = adapter.new_batch_state()
@@ -396,7 +400,7 @@ def test_a_file_of_another_kind_beside_a_model_is_no_head(qwen: Made, tmp_path: 
     check(qwen, *loaded(tmp_path))
 
 
-@pytest.mark.parametrize("family", ["longcat_flash", "exaone_moe", "mimo_v2_flash"])
+@pytest.mark.parametrize("family", ["longcat_flash", "exaone_moe", "mimo_v2"])
 @pytest.mark.parametrize("name", ["model.mtp.layers.0.eh_proj.weight", "mtp.fc.weight", "model.layers.9.enorm.weight"])
 def test_a_head_of_a_family_whose_heads_are_not_known_is_refused_by_name(
     family: str, name: str, tmp_path: Path
