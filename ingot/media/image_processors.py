@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -163,17 +163,30 @@ class GemmaProcessor(ImagesOnly):
     side: int
     patch: int
     tokens: int
+    embeds_end: bool = False  # Gemma 3n's tower has a feature for the token behind an image, too
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> GemmaProcessor:
-        tokens = files.processor.get("image_seq_length") or files.image_config.get("image_seq_length") or 256
+        lengths = (stated.get("image_seq_length") for stated in (files.processor, files.image_config))
         side = config_side(files.image_config, "size", config_side(files.vision, "image_size", 896))
+        tokens = next(filter(None, lengths), files.config.get("vision_soft_tokens_per_image", 256))
         return cls(side, int(files.vision.get("patch_size", 14)), int(tokens))
+
+    @classmethod
+    def of_3n(cls, files: ProcessorFiles) -> GemmaProcessor:
+        side = config_side(files.image_config, "size", 768)
+        return replace(cls.of(files), side=side, patch=int(files.vision.get("patch_size", 16)), embeds_end=True)
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        sought = GEMMA_SOFT if self.embeds_end else GEMMA_START
+        return {"image": Placeholder(sought, sought)}
 
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         along = self.side // self.patch
-        written = f"\n\n{GEMMA_START}{GEMMA_SOFT}{GEMMA_END}\n\n"
-        return Layout(Size(self.side, self.side), Grid(1, along, along), GEMMA_SOFT, written, (self.tokens,))
+        written = f"\n\n{GEMMA_START}{GEMMA_SOFT}{'' if self.embeds_end else GEMMA_END}\n\n"
+        features = self.tokens + self.embeds_end
+        return Layout(Size(self.side, self.side), Grid(1, along, along), GEMMA_SOFT, written, (features,))
 
 
 PIXTRAL_IMAGE, PIXTRAL_BREAK, PIXTRAL_END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
@@ -420,6 +433,7 @@ class Phi3Processor(ImagesOnly):
 PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), QwenProcessor.of),
     "gemma3": GemmaProcessor.of,
+    "gemma3n": GemmaProcessor.of_3n,
     **dict.fromkeys(("pixtral", "mistral3"), PixtralProcessor.of),
     **dict.fromkeys(("idefics3", "smolvlm"), IdeficsProcessor.of),
     **dict.fromkeys(("internvl", "internvl_chat"), InternVLProcessor.of),

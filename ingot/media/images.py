@@ -32,6 +32,8 @@ Pixels = NDArray[np.uint8]
 """[height, width, 3], in display orientation."""
 View = tuple[Size, ...]
 """Sizes that a frame is resized to, one after another; empty: it stays as it is."""
+LANCZOS: Final = 1
+BILINEAR: Final = 2
 BICUBIC: Final = 3
 NO_PILLOW: Final = "This server cannot unpack images: its `ingot doctor` says what to install."
 

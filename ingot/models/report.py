@@ -60,7 +60,8 @@ def footprint_of(
     text = {**config, **(config.get("text_config") or {})}
     hidden = int(text.get("hidden_size") or text.get("d_model") or text.get("n_embd") or 4096)
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 0)
-    inner = int(text.get("intermediate_size") or 4 * hidden)
+    stated = text.get("intermediate_size") or 4 * hidden
+    inner = max(map(int, stated if isinstance(stated, list) else [stated]))  # Gemma 3n has one for each layer
     return Footprint(
         groups=groups,
         recurrent=found.rows.slot_bytes,

@@ -229,6 +229,14 @@ def test_llava_and_gemma_see_every_picture_in_one_size() -> None:
     assert gemma.image_layout(Size(9, 9), ANY).written == "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
 
 
+def test_gemma_3n_embeds_the_token_behind_an_image_with_it() -> None:
+    ours = GemmaProcessor.of_3n(ProcessorFiles({"model_type": "gemma3n"}, {"size": {"height": 768, "width": 768}}))
+    layout = ours.image_layout(Size(300, 200), ANY)
+    assert (layout.size, layout.grid, layout.runs) == ((768, 768), (1, 48, 48), (256 + 1,))
+    assert layout.written == "\n\n<start_of_image><image_soft_token>\n\n"
+    assert ours.placeholders["image"].sought == "<image_soft_token>"
+
+
 def test_phi_3_arranges_tiles_as_its_processor_does() -> None:
     transform = upstream("mlx_vlm.models.phi3_v.processing_phi3_v", "_calc_hd_transform_size")
     ours = Phi3Processor.of(ProcessorFiles({}, {"num_crops": 16}))

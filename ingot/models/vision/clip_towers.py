@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.images import Pixels, View
+from ingot.media.images import BILINEAR, Pixels, View
 from ingot.media.layout import Layout, Size
 from ingot.media.processor_parts import ProcessorFiles, config_side
 from ingot.models.vision.qwen import CLIP_NORMALIZATION
@@ -147,7 +147,6 @@ PHI_PARTS: Final = ("model.vision_embed_tokens",)
 _PHI_LANGUAGE_PREFIXES: Final = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 PHI_TILE: Final = 336
 PHI_MERGE: Final = 2
-BILINEAR: Final = 2
 WHITE: Final = 255
 
 

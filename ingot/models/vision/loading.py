@@ -33,7 +33,7 @@ from ingot.models.files.folder_checks import read_safetensors_header
 from ingot.models.layers.mlp import swap_gated_mlps
 from ingot.models.layers.norms import swap_gelus, swap_norms
 from ingot.models.precision import settle_precision
-from ingot.models.vision import any_size_towers, clip_towers, qwen, siglip_towers
+from ingot.models.vision import any_size_towers, clip_towers, conv_towers, qwen, siglip_towers
 from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
@@ -201,6 +201,7 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     ),
     "phi3_v": VisionFamily(clip_towers.phi3_tower, clip_towers.PHI_PARTS, clip_towers.PHI_LANGUAGE),
     **dict.fromkeys(("pixtral", "mistral3"), _PIXTRAL),
+    "gemma3n": VisionFamily(conv_towers.gemma3n_tower, conv_towers.GEMMA3N_PARTS, conv_towers.GEMMA3N_LANGUAGE),
     "gemma4": VisionFamily(any_size_towers.gemma4_tower, any_size_towers.GEMMA4_PARTS),
     "gemma4_unified": VisionFamily(any_size_towers.gemma4_unified_tower, any_size_towers.GEMMA4_UNIFIED_PARTS),
     "minimax_m3_vl": VisionFamily(any_size_towers.minimax_tower, any_size_towers.MINIMAX_PARTS),

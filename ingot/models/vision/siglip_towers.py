@@ -17,7 +17,7 @@ import numpy as np
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.image_processors import IdeficsProcessor
-from ingot.media.images import Pixels, View
+from ingot.media.images import BILINEAR, LANCZOS, Pixels, View
 from ingot.media.layout import Grid, Layout, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, cut_square_tiles
@@ -38,7 +38,6 @@ from ingot.models.vision.vit import (
 )
 
 GEMMA_PARTS: Final = ("vision_tower", "multi_modal_projector")
-BILINEAR: Final = 2
 
 
 def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
@@ -84,7 +83,6 @@ IDEFICS_LANGUAGE: Final = LanguagePart(
         ("language_model.", "model."),
     ),
 )
-LANCZOS: Final = 1
 
 
 def idefics_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:

@@ -21,7 +21,7 @@ from ingot.media.items import MediaItem
 from ingot.media.layout import Grid, Layout, Size
 from ingot.media.processor_parts import ConfigObject
 from ingot.models.vision.tower import EncodingBytes, EncodingSlices, PixelArray, PositionArray, VisionFeatures
-from ingot.models.vision.vit import RowFunction, Vit, VitRotation, run_by_rows
+from ingot.models.vision.vit import TILE_PATCHES_TOGETHER, Encoder, RowFunction, VitRotation, run_by_rows
 
 MakeViews = Callable[[Size, Layout], Sequence[View]]
 """How a worker resizes an image of this size, in this layout."""
@@ -42,8 +42,6 @@ WeighNeighbour = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 T = TypeVar("T", bound=np.generic)
 _HALF: Final = (0.5, 0.5, 0.5)
 _SHARPNESS: Final = -0.75
-TILE_PATCHES_TOGETHER = 4096
-"""Patches of tiles that are encoded together, unless one tile has more."""
 
 
 def single_view(size: Size, layout: Layout) -> Sequence[View]:
@@ -105,7 +103,7 @@ class PixelNormalization:
 
 @dataclass(frozen=True, slots=True)
 class TiledVisionTower:
-    vit: Vit
+    encoder: Encoder
     modules: Sequence[Any]
     patch: int
     hidden: int  # size of a feature
@@ -153,35 +151,24 @@ class TiledVisionTower:
             learned = None if self.learned is None else self.learned(grid)
             together = max(1, TILE_PATCHES_TOGETHER // own.shape[1])
             for first in range(0, grid.t, together):
-                states = yield from self.vit.states(mx.array(own[first : first + together]), grid, angles, learned)
+                states = yield from self.encoder.states(mx.array(own[first : first + together]), grid, angles, learned)
                 features = self.gather(states, grid)
                 gathered.append(features.reshape(-1, features.shape[-1]))
                 yield gathered[-1:]
         rows = mx.concatenate(gathered)
         rows = rows if self.arrange is None else self.arrange(rows, layout)
         each = rows.shape[1] * self.hidden + self.hidden**2  # a projector is one matrix, or two
-        embeddings = yield from run_by_rows(self.project, self.vit.slicing.rows(each), rows)
+        embeddings = yield from run_by_rows(self.project, self.encoder.slicing.rows(each), rows)
         embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
         assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
         return VisionFeatures(embeddings)
 
     def needs(self, layout: Layout) -> EncodingBytes:
-        grids, vit = layout.grids, self.vit
-        tile = max(grid.h * grid.w for grid in grids) + (vit.first is not None)
+        grids, numbers = layout.grids, 3 * self.patch**2
         states = sum(grid.t * (grid.h * grid.w + 1) for grid in grids)
-        seen = min(states, max(tile, TILE_PATCHES_TOGETHER))
-        numbers = 3 * self.patch**2
-        rows = min(vit.slicing.most, seen)
-        queries = vit.slicing.queries(vit.heads, vit.width // vit.heads, tile)
-        scores = 2 * vit.heads * queries * tile if vit.slicing.unfused else 0
-        kept = states * vit.width  # that projectors wait for
-        work = (
-            seen * (numbers + 12 * vit.width)
-            + 2 * kept
-            + 16 * rows * vit.width
-            + scores
-            + (layout.features if self.finish is None else 3 * states) * self.hidden
-        )
+        kept = states * self.encoder.width  # that projectors wait for
+        found = (layout.features if self.finish is None else 3 * states) * self.hidden
+        work = self.encoder.held(grids, numbers) + 2 * kept + found
         return EncodingBytes(
             pixels=4 * sum(grid.patches for grid in grids) * numbers,
             work=4 * work,

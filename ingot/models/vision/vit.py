@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -89,6 +89,30 @@ class VitMerging:
     each: int  # multiplications of a block
 
 
+TILE_PATCHES_TOGETHER = 4096
+"""Patches of tiles that are encoded together, unless one tile has more."""
+
+
+class Encoder(Protocol):
+    """What makes patches of tiles into states."""
+
+    @property
+    def width(self) -> int:
+        """Of a state."""
+
+    @property
+    def slicing(self) -> WorkSlicing: ...
+
+    def held(self, grids: Sequence[Grid], numbers: int) -> int:
+        """How many numbers are in memory at most while tiles of these grids are encoded, whose patches have so many."""
+
+    def states(
+        self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
+    ) -> VisionWork:
+        """From patches [tiles, patches, numbers] to states [tiles, rows, width]. `learned`: positions of the rows where
+        they are not always the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Vit:
     patches: Any  # the convolution or the linear layer that makes patches into rows
@@ -108,11 +132,20 @@ class Vit:
         width: int = self.patches.weight.shape[0]
         return width
 
+    def held(self, grids: Sequence[Grid], numbers: int) -> int:
+        """See `Encoder`."""
+        tile = max(grid.h * grid.w for grid in grids) + (self.first is not None)
+        states = sum(grid.t * (grid.h * grid.w + 1) for grid in grids)
+        seen = min(states, max(tile, TILE_PATCHES_TOGETHER))
+        rows = min(self.slicing.most, seen)
+        queries = self.slicing.queries(self.heads, self.width // self.heads, tile)
+        scores = 2 * self.heads * queries * tile if self.slicing.unfused else 0
+        return seen * (numbers + 12 * self.width) + 16 * rows * self.width + scores
+
     def states(
         self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
     ) -> VisionWork:
-        """From patches [tiles, patches, numbers] to states [tiles, rows, width]. `learned`: positions of the rows where
-        they are not always the same."""
+        """See `Encoder`."""
         tiles, _, numbers = pixels.shape
         rows = self.slicing.rows(numbers * self.width)
         x = yield from run_by_rows(self._embed, rows, pixels.reshape(-1, numbers))

@@ -29,6 +29,16 @@ def _colours_first(tiles: list[np.ndarray]) -> mx.array:
     return mx.array(np.stack([tile.transpose(2, 0, 1) for tile in tiles]))
 
 
+def _gemma3n(model: Any, tiles: list[np.ndarray]) -> mx.array:
+    """By rows, as transformers has them, where mlx-vlm's are by columns; and the token behind an image, which mlx-vlm
+    embeds with the text."""
+    (seen,) = model.vision_tower(_colours_first(tiles)).swapaxes(1, 2)
+    width = seen.shape[-1]
+    found = model.embed_vision(inputs_embeds=seen.reshape(-1, width) * width**0.5)
+    end = model.embed_vision(input_ids=mx.array([model.config.vision_config.vocab_offset]))
+    return mx.concatenate([found, end]) * model.config.text_config.hidden_size**-0.5
+
+
 def _gemma4(model: Any, tiles: list[np.ndarray]) -> mx.array:
     found = model.encode_image((_colours_first(tiles) + 1) / 2)
     return found.reshape(-1, found.shape[-1]) * model.config.text_config.hidden_size**-0.5
@@ -145,6 +155,7 @@ def _paddle(model: Any, tiles: list[np.ndarray]) -> mx.array:
 
 
 FEATURES = {
+    "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), _glm),
     **dict.fromkeys(("kimi_vl", "kimi_k25"), _kimi),
@@ -172,6 +183,10 @@ def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[Med
         at = mx.array([position for begin, end in item.runs for position in range(begin, end)])
         embeds[0, at] = features(model, adapter, item)
     positions = adapter.tower.positions(len(tokens), items)
+    if adapter.family == "gemma3n":
+        by_layer = language.model.get_per_layer_inputs(mx.array([tokens]))
+        scaled = embeds * model.config.text_config.hidden_size**0.5
+        return language(None, inputs_embeds=scaled, per_layer_inputs=by_layer).logits[0]
     if adapter.family.startswith("gemma4"):
         return _gemma4_logits(model, tokens, embeds, items)
     if adapter.family == "minicpmv4_6":  # whose positions of three axes are all alike

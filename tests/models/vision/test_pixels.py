@@ -21,6 +21,7 @@ from tests.models.vision.tiny_families import FILES, saved
 pytest.importorskip("mlx_vlm")
 PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil"),
+    "gemma3n": ("siglip", "SiglipImageProcessorPil"),
     "llava": ("clip", "CLIPImageProcessorPil"),
     "llava_next": ("llava_next", "LlavaNextImageProcessorPil"),
     "idefics3": ("idefics3", "Idefics3ImageProcessorPil"),

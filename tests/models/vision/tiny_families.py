@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -189,6 +192,38 @@ _GEMMA4_VISION = {
     "standardize": True,
 }
 OWN_SHAPE: dict[str, dict[str, Any]] = {
+    "gemma3n": {
+        "model_type": "gemma3n",
+        **_MARKS,
+        "eoi_token_id": 119,
+        "vision_soft_tokens_per_image": 16,
+        "text_config": {
+            **_GEMMA4,
+            "model_type": "gemma3n_text",
+            "num_key_value_heads": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 119,
+            "rope_local_base_freq": 10000.0,
+            "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.9, 0, 0, 0],
+            "altup_num_inputs": 2,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 4,
+            "query_pre_attn_scalar": 16,
+            "final_logit_softcapping": 30.0,
+        },
+        "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 32, "vocab_size": 4, "vocab_offset": 119},
+        "audio_config": {
+            "hidden_size": 32,
+            "conf_num_attention_heads": 2,
+            "conf_num_hidden_layers": 1,
+            "vocab_size": 4,
+            "vocab_offset": 123,
+            "sscp_conv_channel_size": [4, 4],
+        },
+    },
     "gemma4": {
         "model_type": "gemma4",
         **_MARKS,
@@ -424,6 +459,7 @@ FILES: dict[str, dict[str, Any]] = {
         **_COLOURS,
     },
     "internvl_chat": {"size": {"height": 64, "width": 64}, "max_patches": 4, "resample": 3},
+    "gemma3n": {"size": {"height": 128, "width": 128}, "resample": 2, "do_normalize": False},
     "gemma4": {"patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 20, "do_normalize": False},
     "gemma4-per-layer": {"patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 20},
     "gemma4_unified": {"patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 20, "do_normalize": False},
@@ -444,6 +480,30 @@ FILES: dict[str, dict[str, Any]] = {
         "image_std": [0.5] * 3,
     },
 }
+
+
+@contextmanager
+def small_upstream() -> Iterator[None]:
+    """Sizes that mlx-vlm states in its code, and in no config, are small while this is open."""
+    from mlx_vlm.models.gemma3n import vision as mobilenet
+
+    narrow, kinds = 8, mobilenet
+    blocks = [
+        [kinds._er(3, narrow, 2), kinds._er(3, narrow, 1)],
+        [kinds._uir(3, 5, 2 * narrow, 2, 2.0), kinds._uir(3, 0, 2 * narrow)],
+        [kinds._uir(5, 5, 3 * narrow, 2, 2.0), kinds._mmqa(2, 8, 2), kinds._uir(0, 0, 3 * narrow, 1, 2.0)],
+        [kinds._uir(5, 5, 4 * narrow, 2, 2.0), kinds._mmqa(2, 8, 1), kinds._uir(0, 0, 4 * narrow, 1, 2.0)],
+    ]
+    fusion = mobilenet.MobileNetV5MultiScaleFusionAdapter
+
+    def small_fusion(in_chs: Any, out_chs: Any, output_resolution: Any) -> Any:
+        return fusion(in_chs=[7 * narrow], out_chs=32, output_resolution=(4, 4))
+
+    with (
+        mock.patch.object(mobilenet, "gemma3n_mobilenet_def", lambda: blocks),
+        mock.patch.object(mobilenet, "MobileNetV5MultiScaleFusionAdapter", small_fusion),
+    ):
+        yield
 
 
 def packed(family: str, folder: Path) -> Path:
