@@ -409,3 +409,49 @@ def llama4_canvas(size: Size, side: int, most: int, largest: bool) -> tuple[int,
     chosen = (max if largest else min)(enlarging) if enlarging else max(scales)
     fitting = [each for each, scale in zip(every, scales, strict=True) if scale == chosen]
     return min(fitting, key=math.prod)
+
+
+DEEPSEEK_IMAGE: Final = "<image>"
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSeekOcrProcessor(ImagesOnly):
+    """The whole image on a square, and before it tiles of a larger one."""
+
+    FAMILY = "DeepSeek-OCR"
+    PLACEHOLDER = DEEPSEEK_IMAGE
+
+    square: int
+    tile: int
+    patch: int
+    reduced: int  # patches along each side of a block that becomes one token
+    tiles: tuple[int, int] = (2, 9)
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> DeepSeekOcrProcessor:
+        stated = {**files.image_config, **files.processor}
+        squares = stated.get("candidate_resolutions") or [[1024, 1024]]
+        patch, reduced = int(stated.get("patch_size", 16)), int(stated.get("downsample_ratio", 4))
+        return cls(int(squares[0][0]), int(stated.get("image_size", 640)), patch, reduced)
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(DEEPSEEK_IMAGE, DEEPSEEK_IMAGE + "\n")}
+
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        along, inside = (-(-(side // self.patch) // self.reduced) for side in (self.square, self.tile))
+        whole = Grid(1, self.square // self.patch, self.square // self.patch)
+        features = along * (along + 1) + 1  # a newline feature ends each line, and another one the image
+        if layout_options.detail == "low" or max(size) <= self.tile:
+            square = Size(self.square, self.square)
+            return Layout(square, whole, DEEPSEEK_IMAGE, DEEPSEEK_IMAGE, (features,))
+        columns, rows = nearest_arrangement(size, self.tile, self.tiles)
+        return Layout(
+            Size(columns * self.tile, rows * self.tile),
+            Grid(columns * rows, self.tile // self.patch, self.tile // self.patch),
+            DEEPSEEK_IMAGE,
+            DEEPSEEK_IMAGE,
+            (features + rows * inside * (columns * inside + 1),),
+            apart=whole,
+            arranged=Size(columns, rows),
+        )

@@ -16,6 +16,7 @@ from typing import Final
 
 from ingot.media import bounds
 from ingot.media.any_size_processors import (
+    DeepSeekOcrProcessor,
     Gemma4Processor,
     KimiProcessor,
     LfmProcessor,
@@ -446,6 +447,7 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     "paddleocr_vl": MergedPatchesProcessor.of_paddle,
     **dict.fromkeys(("kimi_vl", "kimi_k25"), KimiProcessor.of),
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), LfmProcessor.of),
+    "deepseekocr": DeepSeekOcrProcessor.of,
     "llama4": Llama4Processor.of,
 }
 """By model_type."""

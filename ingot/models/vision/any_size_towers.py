@@ -7,9 +7,9 @@ LFM2-VL cuts a large image into square tiles, and sees the whole in its own shap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import mlx.core as mx
@@ -26,6 +26,8 @@ from ingot.models.vision.tiles import (
     PixelNormalization,
     TiledVisionTower,
     cut_square_tiles,
+    embedding_table,
+    interpolated,
     resize_bicubic,
     resize_bilinear,
 )
@@ -193,7 +195,7 @@ def glm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
         gather=lambda states, grid: merge_patches(states, grid, merge),
         project=project,
         rotation=lambda grid: grid_rotation(grid, stated.hidden_size // stated.num_heads, GLM_THETA),
-        learned=interpolated(_table(vision.embeddings.position_embedding, count), resize_bicubic)
+        learned=interpolated(embedding_table(vision.embeddings.position_embedding, count), resize_bicubic)
         if "embeddings" in vision
         else None,
         **_mrope(config, merge),
@@ -330,7 +332,8 @@ def lfm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
         gather=lambda states, grid: merge_patches(states, grid, along),
         project=model.multi_modal_projector,
         learned=interpolated(
-            _table(vision.embeddings.position_embedding, stated.num_patches), partial(resize_bilinear, antialias=True)
+            embedding_table(vision.embeddings.position_embedding, stated.num_patches),
+            partial(resize_bilinear, antialias=True),
         ),
     )
 
@@ -434,29 +437,6 @@ def paddle_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devi
         gather=lambda states, grid: merge_patches(states, grid, merge),
         project=project,
         rotation=lambda grid: grid_rotation(grid, stated.hidden_size // stated.num_attention_heads, PADDLE_THETA),
-        learned=interpolated(_table(vision.embeddings.position_embedding, count), resize_bilinear),
+        learned=interpolated(embedding_table(vision.embeddings.position_embedding, count), resize_bilinear),
         **_mrope(config, merge),
     )
-
-
-Resize = Callable[[PixelArray, Size], PixelArray]
-
-
-def interpolated(learned: Callable[[], mx.array], resize: Resize) -> Callable[[Grid], mx.array]:
-    """Positions [patches, width] of a grid, between those that were learned for a square [side * side, width]. They
-    are read when they are first needed."""
-
-    @lru_cache(maxsize=8)
-    def positions(rows: int, columns: int) -> mx.array:
-        table = learned()
-        side = round(table.shape[0] ** 0.5)
-        square = np.array(table.astype(mx.float32)).reshape(side, side, -1)
-        resized = square if (rows, columns) == (side, side) else resize(square, Size(columns, rows))
-        return mx.array(resized.reshape(rows * columns, -1)).astype(table.dtype)
-
-    return lambda grid: positions(grid.h, grid.w)
-
-
-def _table(embedding: Any, count: int) -> Callable[[], mx.array]:
-    """So many embeddings, also of a table that is quantised."""
-    return lambda: embedding(mx.arange(count))

@@ -31,6 +31,8 @@ from ingot.models.vision.tiles import (
     on_canvas,
     resize_bicubic,
     single_view,
+    tile_lines,
+    with_line_ends,
 )
 from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
@@ -85,19 +87,18 @@ def llava_next_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, 
             canvas = on_canvas(frames[1], layout.size, BLACK)
             yield from map(normal, cut_square_tiles(canvas, side))
 
-    def with_line_ends(features: mx.array, layout: Layout) -> mx.array:
+    def covered_lines(features: mx.array, layout: Layout) -> mx.array:
         if layout.covered is None:
             return features
-        tiles, along, numbers = layout.grid.t, layout.grid.h, features.shape[-1]
+        tiles, along = layout.grid.t, layout.grid.h
         each = features.shape[0] // tiles
         columns = layout.size.width // (along * model.config.vision_config.patch_size)
-        lines = features[each:].reshape(-1, columns, along, along, numbers).swapaxes(1, 2)
-        lines = lines.reshape(-1, columns * along, numbers)
+        lines = tile_lines(features[each:], columns, along)
         top, left = (lines.shape[0] - layout.covered.height) // 2, (lines.shape[1] - layout.covered.width) // 2
         covered = lines[top : top + layout.covered.height, left : left + layout.covered.width]
-        return mx.concatenate([features[:each], _with_line_ends(covered, model[LLAVA_LINE_END])])
+        return mx.concatenate([features[:each], with_line_ends(covered, model[LLAVA_LINE_END])])
 
-    return replace(_llava_tower(model, device, views, cut, normal), finish=with_line_ends)
+    return replace(_llava_tower(model, device, views, cut, normal), finish=covered_lines)
 
 
 def _llava_tower(
@@ -170,16 +171,13 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         yield from cut_square_tiles(whole, PHI_TILE)
 
     def arrange(features: mx.array, layout: Layout) -> mx.array:
-        along = layout.grid.h // PHI_MERGE
-        rows, columns = layout.size.height // PHI_TILE, layout.size.width // PHI_TILE
-        numbers = features.shape[-1]
-        whole, tiles = features[: along * along], features[along * along :]
-        tiled = tiles.reshape(rows, columns, along, along, numbers).swapaxes(1, 2)
-        shapes = ((tiled, rows * along, columns * along), (whole, along, along))
-        lines = [
-            _with_line_ends(part.reshape(high, wide, numbers), vision_encoder.sub_GN) for part, high, wide in shapes
-        ]
-        return mx.concatenate([lines[0], vision_encoder.glb_GN.reshape(1, numbers).astype(features.dtype), lines[1]])
+        along, numbers = layout.grid.h // PHI_MERGE, features.shape[-1]
+        parts = tile_lines(features[along**2 :], layout.size.width // PHI_TILE, along), features[: along**2]
+        tiles, whole = (
+            with_line_ends(part.reshape(-1, columns, numbers), vision_encoder.sub_GN)
+            for part, columns in zip(parts, (parts[0].shape[1], along), strict=True)
+        )
+        return mx.concatenate([tiles, vision_encoder.glb_GN.reshape(1, numbers).astype(features.dtype), whole])
 
     def project(rows: mx.array) -> mx.array:
         for layer in vision_encoder.img_projection:
@@ -198,13 +196,6 @@ def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         project=project,
         arrange=arrange,
     )
-
-
-def _with_line_ends(features: mx.array, end: mx.array) -> mx.array:
-    """[rows, columns, numbers] with one more feature at the end of each row, flattened."""
-    rows, _, numbers = features.shape
-    ends = mx.broadcast_to(end.reshape(1, 1, numbers).astype(features.dtype), (rows, 1, numbers))
-    return mx.concatenate([features, ends], axis=1).reshape(-1, numbers)
 
 
 def fill_canvas(size: Size, canvas: Size) -> Size:

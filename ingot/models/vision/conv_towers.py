@@ -1,25 +1,52 @@
-"""The vision tower of Gemma 3n: MobileNet V5, whose blocks are convolutions, each a slice of its own."""
+"""The vision towers that have convolutions: of Gemma 3n (MobileNet V5) and of DeepSeek-OCR (SAM, and CLIP behind it).
+
+Each block of MobileNet is a slice of its own. SAM's patches attend within windows, or in some layers everywhere, and
+scores depend on how far apart two are; convolutions make 16 of its states into one, which CLIP takes for a patch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.media.images import BILINEAR
-from ingot.media.layout import Grid, Layout
+from ingot.media.images import BILINEAR, Pixels, View
+from ingot.media.layout import Grid, Layout, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.layers.modules import swap_each
 from ingot.models.layers.norms import swap_norms
-from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower
-from ingot.models.vision.tower import LanguagePart
-from ingot.models.vision.vit import VisionWork, VitRotation, WorkSlicing
+from ingot.models.vision.tiles import (
+    PixelNormalization,
+    TiledVisionTower,
+    cut_square_tiles,
+    interpolated,
+    on_canvas,
+    resize_bicubic,
+    resize_bilinear,
+    tile_lines,
+    with_line_ends,
+)
+from ingot.models.vision.tower import LanguagePart, PixelArray
+from ingot.models.vision.vit import (
+    TILE_PATCHES_TOGETHER,
+    RowNumbers,
+    VisionWork,
+    Vit,
+    VitLayer,
+    VitRotation,
+    WorkSlicing,
+    attend_in_segments,
+    multiplications_per_row,
+    run_by_rows,
+)
 
 GEMMA3N_PARTS: Final = ("vision_tower", "embed_vision")
 GEMMA3N_LANGUAGE: Final = LanguagePart(
@@ -141,3 +168,226 @@ def _convolutions(block: Any) -> Iterator[tuple[int, int, int]]:
         if isinstance(module, nn.Conv2d):
             outputs, *kernel = module.weight.shape
             yield module.stride[0], outputs, kernel[0] * kernel[1] * kernel[2]
+
+
+DEEPSEEK_OCR_PARTS: Final = ("sam_model", "vision_model", "projector")
+DEEPSEEK_OCR_ARRAYS: Final = ("image_newline", "view_separator")
+DEEPSEEK_OCR_LANGUAGE: Final = LanguagePart(
+    "deepseek",
+    (
+        ("language_model.model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+        *((name, name) for name in ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")),
+    ),
+)
+GREY: Final = 127
+
+
+def deepseek_ocr_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """Tiles of a larger image first, and the whole image on a grey square last, whose lines end in a feature of their
+    own. Raises ModelError for another projector than a matrix."""
+    if model.config.projector_config.projector_type != "linear":
+        raise ModelError("projector_type other than linear is not supported.")
+    sam, normal = model.sam_model, PixelNormalization.stated(files.image_config or files.processor)
+    patch = int(sam.patch_embed.proj.weight.shape[1])
+
+    def sizes(layout: Layout) -> tuple[Size, Size | None]:
+        """Of the square, and of all tiles."""
+        whole = layout.apart or layout.grid
+        return Size(whole.w * patch, whole.h * patch), None if layout.apart is None else layout.size
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        square, tiled = sizes(layout)
+        whole = (contained(size, square),)
+        return (whole,) if tiled is None else ((tiled,), whole)
+
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        """Row by row, and the whole image last."""
+        square, tiled = sizes(layout)
+        for tile in () if tiled is None else cut_square_tiles(frames[0], layout.grid.h * patch):
+            yield normal(tile)
+        yield normal(on_canvas(frames[-1], square, GREY, round))
+
+    def lines(features: mx.array, layout: Layout) -> mx.array:
+        whole = layout.apart or layout.grid
+        along = _reduced(whole).h
+        parts = [tile_lines(features[-(along**2) :], 1, along)]
+        if layout.arranged is not None:
+            parts.insert(0, tile_lines(features[: -(along**2)], layout.arranged.width, _reduced(layout.grid).h))
+        ended = [with_line_ends(part, model.image_newline) for part in parts]
+        return mx.concatenate([*ended, model.view_separator[None].astype(features.dtype)])
+
+    return TiledVisionTower(
+        SamClip.of(model, WorkSlicing.on(device)),
+        (sam, model.vision_model, model.projector),
+        patch,
+        int(model.config.projector_config.n_embed),
+        normal,
+        views=views,
+        cut=cut,
+        gather=lambda states, grid: states,
+        project=model.projector.layers,
+        finish=lines,
+    )
+
+
+def contained(size: Size, canvas: Size) -> Size:
+    """The largest size of this shape within a canvas."""
+    if size.width * canvas.height > size.height * canvas.width:
+        return Size(canvas.width, max(1, round(size.height / size.width * canvas.width)))
+    return Size(max(1, round(size.width / size.height * canvas.height)), canvas.height)
+
+
+def _reduced(grid: Grid) -> Grid:
+    """Four by four states become one, by two convolutions."""
+    return Grid(grid.t, -(-grid.h // 4), -(-grid.w // 4))
+
+
+SamTables = tuple[mx.array, mx.array]
+"""[side, side, size]: what a query is multiplied by for each distance of rows, and of columns, from its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamClip:
+    """The states of CLIP, and of SAM beside them."""
+
+    sam: Any  # mlx-vlm's module
+    patches: Vit
+    clip: Vit
+    sam_positions: Callable[[Grid], mx.array]
+    clip_positions: Callable[[Grid], mx.array]
+    width: int
+    slicing: WorkSlicing
+
+    @classmethod
+    def of(cls, model: Any, slicing: WorkSlicing) -> SamClip:
+        sam, vision = model.sam_model, model.vision_model
+        own, soft = vision.embeddings, partial(resize_bicubic, antialias=True)
+        for layer in vision.transformer.layers:
+            layer.mlp.activation_fn = nn.GELU(approx="fast")  # its makers', where mlx-vlm's is exact
+        layers = [
+            VitLayer(each.layer_norm1, each.self_attn.qkv_proj, each.self_attn.out_proj, each.layer_norm2, each.mlp)
+            for each in vision.transformer.layers
+        ]
+        clip = Vit(
+            own.patch_embedding,
+            layers,
+            vision.config.num_attention_heads,
+            slicing,
+            first=own.class_embedding,
+            opening=vision.pre_layrnorm,
+        )
+        learned = interpolated(lambda: own.position_embedding(mx.arange(1, own.num_positions)), soft)
+
+        def clip_positions(grid: Grid) -> mx.array:
+            return mx.concatenate([own.position_embedding(mx.array([0])), learned(grid)])
+
+        return cls(
+            sam,
+            Vit(sam.patch_embed.proj, (), 1, slicing),
+            clip,
+            interpolated(lambda: sam.pos_embed[0].flatten(end_axis=1), soft),
+            clip_positions,
+            clip.width + int(sam.net_3.weight.shape[0]),
+            slicing,
+        )
+
+    def held(self, grids: Sequence[Grid], numbers: int) -> int:
+        """See `Encoder`."""
+        attention, width, most = self.sam.blocks[0].attn, self.patches.width, 0
+        for grid in grids:
+            together = max(1, min(grid.t, TILE_PATCHES_TOGETHER // (grid.h * grid.w)))
+            for side in {block.window_size or grid.h for block in self.sam.blocks}:
+                rows = together * (-(-grid.h // side) * side) ** 2
+                size = width // attention.num_heads + 2 * side
+                queries = self.slicing.queries(attention.num_heads, size, side**2)
+                scores = 3 * attention.num_heads * queries * max(side**2, 1)
+                tables = 3 * min(rows, self.slicing.most) * side * size
+                most = max(most, rows * (6 * width + 6 * attention.num_heads * size) + scores + tables)
+            states = together * grid.h * grid.w
+            most = max(most, states * sum(map(_unfolded, (self.sam.neck[2], self.sam.net_2))))
+            reduced = _reduced(grid)
+            most = max(most, self.clip.held([reduced], 0)) + 2 * states * (numbers + width)
+        return most + 16 * self.slicing.most * width
+
+    def states(
+        self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
+    ) -> VisionWork:
+        """See `Encoder`."""
+        tiles = pixels.shape[0]
+        x = yield from self.patches.states(pixels, grid, learned=self.sam_positions(grid))
+        for block in self.sam.blocks:
+            x = yield from self._sam_layer(block, x.reshape(tiles, grid.h, grid.w, -1))
+        x = x.reshape(tiles, grid.h, grid.w, -1)
+        for step in (*self.sam.neck, self.sam.net_2, self.sam.net_3):
+            x = step(x)
+            yield [x]
+        x = x.flatten(1, 2)
+        reduced = _reduced(grid)
+        seen = yield from self.clip.layer_states(x, reduced, learned=self.clip_positions(reduced))
+        return mx.concatenate([seen[:, 1:], x], axis=-1)
+
+    def _sam_layer(self, block: Any, x: mx.array) -> VisionWork:
+        """[tiles, rows, columns, width] to [tiles * rows * columns, width]."""
+        tiles, side, _, width = x.shape
+        window = int(block.window_size) or side
+        beyond = -side % window  # which are zeros that are seen like others
+        along = (side + beyond) // window
+        padded = mx.pad(block.norm1(x), [(0, 0), (0, beyond), (0, beyond), (0, 0)])
+        windows = padded.reshape(tiles, along, window, along, window, width).swapaxes(2, 3).reshape(-1, width)
+        attended = yield from self._attended(block.attn, windows, window)
+        attended = attended.reshape(tiles, along, along, window, window, width).swapaxes(2, 3)
+        attended = attended.reshape(tiles, side + beyond, side + beyond, width)[:, :side, :side]
+        rows = (x + attended).reshape(-1, width)
+        each = multiplications_per_row(block.mlp)
+        return (yield from run_by_rows(lambda own: own + block.mlp(block.norm2(own)), self.slicing.rows(each), rows))
+
+    def _attended(self, attention: Any, windows: mx.array, side: int) -> VisionWork:
+        """Rows attend within windows of `side` by `side`. What is added to a score for the rows and columns between two
+        patches is a product, too: of what the query is for each row and column, and of the key's own."""
+        count, width = windows.shape
+        heads, (down, across) = attention.num_heads, np.divmod(np.arange(count) % side**2, side)
+        size = width // heads
+        tables, whole = _sam_tables(attention, side), size + 2 * side
+        own = mx.eye(side)
+
+        def joint(rows: mx.array, down: mx.array, across: mx.array) -> mx.array:
+            queries, keys, values = (
+                rows_of[:, 0] for rows_of in mx.split(attention.qkv(rows).reshape(-1, 3, heads, size), 3, axis=1)
+            )
+            places = [
+                queries @ table[at].swapaxes(1, 2) * whole**0.5
+                for table, at in zip(tables, (down, across), strict=True)
+            ]
+            marks = [mx.broadcast_to(own[at][:, None], (rows.shape[0], heads, side)) for at in (down, across)]
+            nothing = mx.zeros((rows.shape[0], heads, 2 * side), values.dtype)
+            sides = [queries * (whole / size) ** 0.5, *places], [keys, *marks], [values, nothing]
+            return mx.stack([mx.concatenate(parts, axis=-1).astype(values.dtype) for parts in sides], axis=1)
+
+        def finish(numbers: RowNumbers, attended: mx.array) -> mx.array:
+            found: mx.array = attention.proj(attended.reshape(-1, heads, whole)[..., :size].reshape(-1, width))
+            return found
+
+        each = 3 * width**2 + 2 * width * side
+        places = (mx.array(at.astype(np.int32)) for at in (down, across))
+        qkv = yield from run_by_rows(joint, self.slicing.rows(each), windows, *places)
+        segments = [np.arange(count, dtype=np.int32).reshape(-1, side**2)]
+        return (yield from attend_in_segments(qkv, segments, finish, width**2, self.slicing))
+
+
+def _sam_tables(attention: Any, side: int) -> SamTables:
+    """Learned for a certain side, and interpolated for others."""
+    numbers = np.arange(side)
+    distances = mx.array((numbers[:, None] - numbers[None] + side - 1).astype(np.int32))
+
+    def table(learned: mx.array) -> mx.array:
+        if learned.shape[0] != 2 * side - 1:
+            line = np.array(learned.astype(mx.float32))[None]
+            learned = mx.array(resize_bilinear(line, Size(2 * side - 1, 1))[0]).astype(learned.dtype)
+        return learned[distances]
+
+    return table(attention.rel_pos_h), table(attention.rel_pos_w)
+
+
+def _unfolded(convolution: Any) -> int:
+    return int(convolution.weight[0].size + HELD * convolution.weight.shape[0])

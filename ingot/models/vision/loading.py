@@ -215,6 +215,12 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
     "minicpmv4_6": VisionFamily(
         siglip_towers.minicpm_tower, siglip_towers.MINICPM_PARTS, siglip_towers.MINICPM_LANGUAGE
     ),
+    "deepseekocr": VisionFamily(
+        conv_towers.deepseek_ocr_tower,
+        conv_towers.DEEPSEEK_OCR_PARTS,
+        conv_towers.DEEPSEEK_OCR_LANGUAGE,
+        arrays=conv_towers.DEEPSEEK_OCR_ARRAYS,
+    ),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 import mlx.core as mx
@@ -42,6 +43,7 @@ WeighNeighbour = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 T = TypeVar("T", bound=np.generic)
 _HALF: Final = (0.5, 0.5, 0.5)
 _SHARPNESS: Final = -0.75
+_SOFTER: Final = -0.5
 
 
 def single_view(size: Size, layout: Layout) -> Sequence[View]:
@@ -56,11 +58,25 @@ def cut_square_tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
             yield frame[top : top + side, left : left + side]
 
 
-def on_canvas(frame: Pixels, canvas: Size, colour: int) -> Pixels:
-    """Centres the frame on a canvas."""
+def tile_lines(features: mx.array, columns: int, along: int) -> mx.array:
+    """The features of tiles that are arranged in so many columns, `along` of them along each side of one, line by line:
+    [lines, columns * along, numbers]."""
+    numbers = features.shape[-1]
+    return features.reshape(-1, columns, along, along, numbers).swapaxes(1, 2).reshape(-1, columns * along, numbers)
+
+
+def with_line_ends(features: mx.array, end: mx.array) -> mx.array:
+    """[lines, columns, numbers] with one more feature at the end of each line, flattened."""
+    lines, _, numbers = features.shape
+    ends = mx.broadcast_to(end.reshape(1, 1, numbers).astype(features.dtype), (lines, 1, numbers))
+    return mx.concatenate([features, ends], axis=1).reshape(-1, numbers)
+
+
+def on_canvas(frame: Pixels, canvas: Size, colour: int, half: Callable[[float], int] = math.floor) -> Pixels:
+    """Centres the frame on a canvas. `half`: which whole number half of an odd one becomes."""
     height, width, _ = frame.shape
     filled = np.full((canvas.height, canvas.width, 3), colour, dtype=np.uint8)
-    top, left = (canvas.height - height) // 2, (canvas.width - width) // 2
+    top, left = half((canvas.height - height) / 2), half((canvas.width - width) / 2)
     filled[top : top + height, left : left + width] = frame
     return filled
 
@@ -176,11 +192,36 @@ class TiledVisionTower:
         )
 
 
-def resize_bicubic(frame: PixelArray, size: Size) -> PixelArray:
-    """Resizes [height, width, channels] from four by four neighbours, without antialiasing, as torch's interpolate
-    does."""
+Resize = Callable[[PixelArray, Size], PixelArray]
+
+
+def interpolated(learned: Callable[[], mx.array], resize: Resize) -> Callable[[Grid], mx.array]:
+    """Positions [patches, width] of a grid, between those that were learned for a square [side * side, width]. They
+    are read when they are first needed."""
+
+    @lru_cache(maxsize=8)
+    def positions(rows: int, columns: int) -> mx.array:
+        table = learned()
+        side = round(table.shape[0] ** 0.5)
+        square = np.array(table.astype(mx.float32)).reshape(side, side, -1)
+        resized = square if (rows, columns) == (side, side) else resize(square, Size(columns, rows))
+        return mx.array(resized.reshape(rows * columns, -1)).astype(table.dtype)
+
+    return lambda grid: positions(grid.h, grid.w)
+
+
+def embedding_table(embedding: Any, count: int) -> Callable[[], mx.array]:
+    """So many embeddings, also of a table that is quantised."""
+    return lambda: embedding(mx.arange(count))
+
+
+def resize_bicubic(frame: PixelArray, size: Size, *, antialias: bool = False) -> PixelArray:
+    """Resizes [height, width, channels] from four by four neighbours, as torch's interpolate does: with `antialias`,
+    and softer, from all that those cover which a smaller size has."""
+    sharpness = _SOFTER if antialias else _SHARPNESS
+    weigh = partial(_bicubic_weight, sharpness=sharpness)
     for axis, length in ((0, size.height), (1, size.width)):
-        frame = _resize_axis(frame, axis, length, _bicubic_weight, range(-1, 3))
+        frame = _resize_axis(frame, axis, length, weigh, 2, antialias=antialias)
     return frame
 
 
@@ -188,23 +229,22 @@ def resize_bilinear(frame: PixelArray, size: Size, *, antialias: bool = False) -
     """Resizes [height, width, channels] from two by two neighbours, or where `antialias` makes it smaller from all that
     a new one covers, as torch's interpolate does."""
     for axis, length in ((0, size.height), (1, size.width)):
-        frame = _resize_axis(frame, axis, length, _bilinear_weight, range(2), antialias=antialias)
+        frame = _resize_axis(frame, axis, length, _bilinear_weight, 1, antialias=antialias)
     return frame
 
 
 def _resize_axis(
-    frame: PixelArray, axis: int, length: int, weigh: WeighNeighbour, steps: range, *, antialias: bool = False
+    frame: PixelArray, axis: int, length: int, weigh: WeighNeighbour, reach: int, *, antialias: bool = False
 ) -> PixelArray:
-    """`steps`: the neighbours of a place, from the one before it on."""
+    """`reach`: how many neighbours on each side of a place have a weight."""
     old = frame.shape[axis]
     covered = max(1.0, old / length) if antialias else 1.0
     at = (np.arange(length, dtype=np.float64) + 0.5) * (old / length) - 0.5
     first = np.floor(at).astype(np.int64)
-    beyond = at - first
-    if covered > 1:
-        steps = range(-math.ceil(covered), math.ceil(covered) + 2)
-    weights = np.stack([weigh(np.abs(beyond - step) / covered) for step in steps])
-    if covered > 1:  # what is not there does not count
+    far = math.ceil(reach * covered)
+    steps = range(1 - far, far + 1)
+    weights = np.stack([weigh(np.abs(at - first - step) / covered) for step in steps])
+    if antialias:  # what is not there does not count
         indices = np.stack([first + step for step in steps])
         weights *= (indices >= 0) & (indices < old)
         weights /= weights.sum(axis=0)
@@ -220,9 +260,9 @@ def _bilinear_weight(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(0.0, 1.0 - distance)
 
 
-def _bicubic_weight(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+def _bicubic_weight(distance: NDArray[np.float64], sharpness: float) -> NDArray[np.float64]:
     """Of a neighbour at this distance."""
-    a = _SHARPNESS
+    a = sharpness
     near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return np.where(distance <= 1, near, far)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))

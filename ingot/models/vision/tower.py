@@ -189,8 +189,8 @@ def swap_deepstack_layers(model: Any, count: int) -> DeepStack | None:
     return deepstack
 
 
-OLDER_CONFIG_NAME = "llm_config"
-"""The key of the language model's config in some checkpoints."""
+FURTHER_CONFIG_NAMES: Final = ("llm_config", "language_config")
+"""Keys of the language model's config in some checkpoints."""
 
 ClassFinder = Callable[..., tuple[type, type]]
 
@@ -240,7 +240,8 @@ def language_classes(part: LanguagePart) -> ClassFinder:
 
 
 def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
-    own = dict(config if part.config is None else config.get(part.config) or config.get(OLDER_CONFIG_NAME) or {})
+    names = () if part.config is None else (part.config, *FURTHER_CONFIG_NAMES)
+    own = dict(next((config[name] for name in names if config.get(name)), {}) if names else config)
     if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():
         own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
     return {**own, "model_type": part.type or own["model_type"]}

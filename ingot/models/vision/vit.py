@@ -149,9 +149,18 @@ class Vit:
         tiles, _, numbers = pixels.shape
         rows = self.slicing.rows(numbers * self.width)
         x = yield from run_by_rows(self._embed, rows, pixels.reshape(-1, numbers))
-        x = x.reshape(tiles, -1, self.width)
-        x = self._with_positions(x) if learned is None else x + learned.astype(x.dtype)
-        rows = x.shape[1]
+        return (yield from self.layer_states(x.reshape(tiles, -1, self.width), grid, angles, learned))
+
+    def layer_states(
+        self, x: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
+    ) -> VisionWork:
+        """From embedded patches [tiles, patches, width]."""
+        if self.first is not None:
+            own = mx.broadcast_to(self.first.reshape(1, 1, -1).astype(x.dtype), (x.shape[0], 1, x.shape[2]))
+            x = mx.concatenate([own, x], axis=1)
+        positions = self.positions if learned is None else learned
+        x = x if positions is None else x + positions.astype(x.dtype)
+        tiles, rows, _ = x.shape
         x = x.reshape(-1, self.width)
         if angles is not None and tiles > 1:
             angles = mx.tile(angles[0], (tiles, 1, 1)), mx.tile(angles[1], (tiles, 1, 1))
@@ -176,12 +185,6 @@ class Vit:
             embedded = pixels.astype(weight.dtype) @ weight.T
             embedded = embedded + self.patches.bias if "bias" in self.patches else embedded
         return embedded if self.embedded is None else self.embedded(embedded)
-
-    def _with_positions(self, x: mx.array) -> mx.array:
-        if self.first is not None:
-            own = mx.broadcast_to(self.first.reshape(1, 1, -1).astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-            x = mx.concatenate([own, x], axis=1)
-        return x if self.positions is None else x + self.positions.astype(x.dtype)
 
 
 def clip_vit(vision: Any, layers: Sequence[Any], heads: int, device: Device, **more: Any) -> Vit:
@@ -368,7 +371,8 @@ class WorkSlicing:
     def queries(self, heads: int, size: int, keys: int, after: int = 0) -> int:
         """Rows of a slice that attend to this many keys, with `after` multiplications a row afterwards."""
         rows = self.rows(2 * heads * size * keys + after)
-        return rows if not self.unfused else max(FEWEST_ROWS, min(rows, SCORE_BYTES // (8 * heads * keys)))
+        fused = not self.unfused and size <= FUSED_SIZES[-1]
+        return rows if self.native or fused else max(FEWEST_ROWS, min(rows, SCORE_BYTES // (8 * heads * keys)))
 
 
 def run_by_rows(work: Callable[..., mx.array], rows: int, *arrays: mx.array) -> VisionWork:

@@ -7,9 +7,11 @@ from typing import Any
 from unittest import mock
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from ingot.media.items import MediaItem
+from ingot.media.layout import Layout
 from ingot.models.adapter import ModelAdapter
 
 
@@ -108,6 +110,47 @@ def _kimi(model: Any, tiles: list[np.ndarray]) -> mx.array:
     return found[0] if isinstance(found, list) else found
 
 
+def _resized_softly(table: mx.array, size: Any, **options: Any) -> mx.array:
+    """[1, width, rows, columns], resized as torch does with `antialias`, and as Pillow does."""
+    from PIL import Image
+
+    sides = (size[1], size[0])
+    found = [Image.fromarray(own).resize(sides, Image.Resampling.BICUBIC) for own in np.array(table[0], np.float32)]
+    return mx.array(np.stack([np.asarray(own) for own in found]))[None]
+
+
+def _resized_positions(table: mx.array, side: int) -> mx.array:
+    """[1, rows, columns, width]"""
+    return _resized_softly(table.transpose(0, 3, 1, 2), (side, side)).transpose(0, 2, 3, 1)
+
+
+def _distances(queries: int, keys: int, learned: mx.array) -> mx.array:
+    """Between the middles of what was learned, where mlx-vlm's are between their beginnings."""
+    wanted, there = 2 * queries - 1, learned.shape[0]
+    at = (np.arange(wanted) + 0.5) * there / wanted - 0.5
+    line = np.stack([np.interp(at, np.arange(there), own) for own in np.array(learned).T], axis=-1).astype(np.float32)
+    numbers = np.arange(queries)
+    return mx.array(line[numbers[:, None] - numbers[None] + queries - 1])
+
+
+def _deepseek_ocr(model: Any, tiles: list[np.ndarray], layout: Layout) -> mx.array:
+    """CLIP's GELUs are its makers'."""
+    *tiled, whole = tiles
+    shown = _colours_first(tiled) if tiled else mx.zeros((1, 3, 64, 64))
+    shape, count = mx.array([layout.arranged or (1, 1)]), layout.features
+    sam, vision = (import_module(type(part).__module__) for part in (model.sam_model, model.vision_model))
+    for layer in model.vision_model.transformer.layers:
+        layer.mlp.activation_fn = nn.GELU(approx="fast")
+    with (
+        mock.patch.object(sam, "get_abs_pos_sam", _resized_positions),
+        mock.patch.object(sam, "get_rel_pos", _distances),
+        mock.patch.object(vision, "interpolate", _resized_softly),
+    ):
+        return model.get_input_embeddings(
+            mx.zeros((1, count), mx.int32), [shown, _colours_first([whole])], shape, mx.ones((1, count))
+        ).inputs_embeds[0]
+
+
 def _lfm(model: Any, tiles: list[np.ndarray]) -> mx.array:
     patch, shapes, rows = 8, [], []
     for tile in tiles:
@@ -155,6 +198,7 @@ def _paddle(model: Any, tiles: list[np.ndarray]) -> mx.array:
 
 
 FEATURES = {
+    "deepseekocr": _deepseek_ocr,
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), _glm),
@@ -170,7 +214,8 @@ FEATURES = {
 
 
 def features(model: Any, adapter: ModelAdapter, item: MediaItem) -> mx.array:
-    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item))
+    arranged = (item.layout,) if adapter.family == "deepseekocr" else ()
+    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item), *arranged)
     return found
 
 

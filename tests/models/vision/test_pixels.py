@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -128,3 +129,31 @@ def test_patches_and_their_number_are_those_of_the_familys_own_processor(family:
         assert found.size == wanted.size, size
         assert np.abs(found.reshape(wanted.shape) - wanted).max() < 1e-5, size
         assert count in (None, layout.features), size
+
+
+@pytest.mark.parametrize("size", [Size(300, 200), Size(700, 420), Size(420, 1000), Size(641, 640)])
+def test_deepseek_ocr_counts_and_cuts_as_its_own_processor(size: Size, tmp_path: Path) -> None:
+    """Which has sizes in its code, and rounds colours to bfloat16."""
+    from PIL import Image
+
+    theirs = importlib.import_module("mlx_vlm.models.deepseekocr.processing_deepseekocr")
+
+    class Named:
+        image_token, image_token_id, image_transform = "<image>", 7, theirs.ImageTransform()
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            return []
+
+    folder = saved("deepseekocr", tmp_path)
+    (folder / "preprocessor_config.json").write_text("{}")
+    tower: Any = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
+    frame = drawn_frame(np.random.default_rng(3), *size)
+    layout = read_processor(folder).image_layout(size, ImageLayoutOptions())
+    tokens, (crops, wholes), _, shape, _ = theirs.DeepseekOCRProcessor.tokenize_with_images(
+        Named(), "<image>", [Image.fromarray(frame)]
+    )
+    *tiles, whole = tiles_of(tower, item_at(0, "image", layout, [frame]))
+    assert layout.features == tokens.count(7)
+    assert tuple(shape.tolist()[0]) == (layout.arranged or (1, 1))
+    for found, wanted in zip([*tiles, whole], [*(crops if tiles else ()), wholes[0]], strict=True):
+        assert np.abs(found.transpose(2, 0, 1) - np.array(wanted.astype(mx.float32))).max() < 5e-3

@@ -231,6 +231,30 @@ OWN_SHAPE: dict[str, dict[str, Any]] = {
         "text_config": {**_GEMMA4, "use_bidirectional_attention": "vision"},
         "vision_config": {**_GEMMA4_VISION, "use_clipped_linears": True},
     },
+    "deepseekocr": {
+        "model_type": "deepseekocr",
+        **_MARKS,
+        "language_config": {
+            "model_type": "deepseek_v2",
+            **_TEXT,
+            **_EXPERTS,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": None,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 0,
+            "qk_rope_head_dim": 0,
+            "topk_method": "greedy",
+        },
+        "vision_config": {
+            "model_type": "vision",
+            "layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_attention_heads": 2,
+            "patch_size": 28,
+        },
+        "projector_config": {"projector_type": "linear", "input_dim": 64, "n_embed": 32},
+    },
     "gemma4-per-layer": {
         "model_type": "gemma4",
         **_MARKS,
@@ -470,6 +494,7 @@ FILES: dict[str, dict[str, Any]] = {
     "lfm2_vl": {"encoder_patch_size": 8, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16},
     "minicpmv4_6": {"patch_size": 8, "scale_resolution": 64, "max_slice_nums": 4},
     "llama4": {"size": {"height": 64, "width": 64}, "max_patches": 4, "resample": 2},
+    "deepseekocr": {"candidate_resolutions": [[128, 128]], "image_size": 64, "patch_size": 16, "downsample_ratio": 4},
     "paddleocr_vl": {
         "patch_size": 8,
         "merge_size": 2,
@@ -485,7 +510,11 @@ FILES: dict[str, dict[str, Any]] = {
 @contextmanager
 def small_upstream() -> Iterator[None]:
     """Sizes that mlx-vlm states in its code, and in no config, are small while this is open."""
+    from mlx_vlm.models.deepseekocr import deepseekocr
     from mlx_vlm.models.gemma3n import vision as mobilenet
+
+    sam = deepseekocr.SAMEncoder
+    sizes = {"img_size": 128, "embed_dim": 32, "depth": 3, "num_heads": 2, "window_size": 3, "final_out_chans": 32}
 
     narrow, kinds = 8, mobilenet
     blocks = [
@@ -501,6 +530,7 @@ def small_upstream() -> Iterator[None]:
 
     with (
         mock.patch.object(mobilenet, "gemma3n_mobilenet_def", lambda: blocks),
+        mock.patch.object(deepseekocr, "SAMEncoder", lambda **stated: sam(**sizes, global_attn_indexes=(1,))),
         mock.patch.object(mobilenet, "MobileNetV5MultiScaleFusionAdapter", small_fusion),
     ):
         yield
