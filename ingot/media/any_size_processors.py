@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -272,6 +272,7 @@ class LfmProcessor(ImagesOnly):
 
 
 MINICPM_IMAGE: Final = "<|image_pad|>"
+MINICPM_OLDER_IMAGE, MINICPM_OLDER_WHOLE = "<unk>", "(<image>./</image>)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,7 @@ class MiniCpmProcessor(ImagesOnly):
     slices: int
     along: int  # patches along each side of a block that becomes one token
     numbered: bool
+    queries: int = 0  # tokens of each slice, whatever its size; 0: of blocks
 
     @classmethod
     def of(cls, files: ProcessorFiles) -> MiniCpmProcessor:
@@ -298,23 +300,38 @@ class MiniCpmProcessor(ImagesOnly):
             bool(stated.get("use_image_id", True)),
         )
 
+    @classmethod
+    def of_resampled(cls, files: ProcessorFiles) -> MiniCpmProcessor:
+        """Of 2.6 to 4.5, and of MiniCPM-o."""
+        queries = files.config.get("query_num") or files.image_config.get("image_feature_size") or 64
+        return replace(cls.of(files), queries=int(queries))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        if self.queries:
+            return {"image": Placeholder(MINICPM_OLDER_WHOLE, MINICPM_OLDER_WHOLE + "\n")}
+        return {"image": Placeholder(MINICPM_IMAGE, MINICPM_IMAGE)}
+
     def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         columns, rows = (1, 1) if layout_options.detail == "low" else self._slices(size)
+        token = MINICPM_OLDER_IMAGE if self.queries else MINICPM_IMAGE
         number = f"<image_id>{ITEM_NUMBER}</image_id>" if self.numbered else ""
-        written = f"{number}<image>{MINICPM_IMAGE}</image>"
+        written = f"{number}<image>{token}</image>"
         whole = self._fitted(*size, enlarged=columns * rows == 1)
         grid = self._grid(whole, 1)
-        runs: tuple[int, ...] = (grid.patches // self.along**2,)
+        runs: tuple[int, ...] = (self._tokens(grid),)
         if columns * rows == 1:
-            return Layout(whole, grid, MINICPM_IMAGE, written, runs)
+            return Layout(whole, grid, token, written, runs)
         width, height = (
             max(round(side / count) * count, count) / count for side, count in zip(size, (columns, rows), strict=True)
         )
         apart = self._grid(self._fitted(width, height, enlarged=True), columns * rows)
-        each = apart.h * apart.w // self.along**2
-        written += "\n".join([f"<slice>{MINICPM_IMAGE}</slice>" * columns] * rows)
-        runs += (each,) * (columns * rows)
-        return Layout(whole, grid, MINICPM_IMAGE, written, runs, apart=apart, arranged=Size(columns, rows))
+        written += "\n".join([f"<slice>{token}</slice>" * columns] * rows)
+        runs += (self._tokens(apart),) * (columns * rows)
+        return Layout(whole, grid, token, written, runs, apart=apart, arranged=Size(columns, rows))
+
+    def _tokens(self, grid: Grid) -> int:
+        return self.queries or grid.h * grid.w // self.along**2
 
     def _grid(self, size: Size, count: int) -> Grid:
         return Grid(count, size.height // self.patch, size.width // self.patch)
@@ -324,7 +341,7 @@ class MiniCpmProcessor(ImagesOnly):
             ratio = width / max(height, 1)
             height = int(self.side / math.sqrt(max(ratio, 1e-6)))
             width = int(height * ratio)
-        unit = self.patch * 4
+        unit = self.patch if self.queries else self.patch * 4
         return Size(*(max(round(side / unit) * unit, unit) for side in (width, height)))
 
     def _slices(self, size: Size) -> tuple[int, int]:

@@ -444,6 +444,7 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     "minimax_m3_vl": MergedPatchesProcessor.of_minimax,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), MergedPatchesProcessor.of_glm),
     "minicpmv4_6": MiniCpmProcessor.of,
+    **dict.fromkeys(("minicpmo", "minicpmv"), MiniCpmProcessor.of_resampled),
     "paddleocr_vl": MergedPatchesProcessor.of_paddle,
     **dict.fromkeys(("kimi_vl", "kimi_k25"), KimiProcessor.of),
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), LfmProcessor.of),

@@ -18,6 +18,7 @@ from ingot.media.any_size_processors import (
     LfmProcessor,
     Llama4Processor,
     MergedPatchesProcessor,
+    MiniCpmProcessor,
     llama4_canvas,
 )
 from ingot.media.image_processors import (
@@ -258,6 +259,21 @@ def test_gemma_4_has_as_many_tokens_as_its_makers_count() -> None:
             layout = ours.image_layout(size, ANY)
             assert layout.size == (width, height), size
             assert layout.runs == (width * height // 48**2,)
+
+
+def test_older_minicpms_slices_are_as_large_as_its_own_processor_makes_images() -> None:
+    theirs = upstream("mlx_vlm.models.minicpmo.processing_minicpmo", "MiniCPMOImageProcessor")._find_best_resize
+    ours = MiniCpmProcessor.of_resampled(ProcessorFiles({"query_num": 64}))
+    for size in sensible(sizes(100, 3000)):
+        layout = ours.image_layout(size, ANY)
+        assert layout.size == theirs(tuple(size), 448, 14, allow_upscale=layout.apart is None), size
+        assert set(layout.runs) == {64}
+        if layout.apart is not None and layout.arranged is not None:
+            each = tuple(max(round(side / count), 1) for side, count in zip(size, layout.arranged, strict=True))
+            assert (layout.apart.w * 14, layout.apart.h * 14) == theirs(each, 448, 14, allow_upscale=True), size
+            assert layout.apart.t == layout.arranged.area == layout.written.count("<slice><unk></slice>") <= 9
+    placeholder = ours.placeholders["image"]
+    assert (placeholder.sought, placeholder.whole) == ("(<image>./</image>)", "(<image>./</image>)\n")
 
 
 def test_glms_sizes_are_those_of_its_makers() -> None:

@@ -100,6 +100,7 @@ def _tower_parts(model: Any, family: VisionFamily) -> list[nn.Module]:
 
 def _load_tower_weights(folder: Path, config: dict[str, Any], family: VisionFamily) -> Any:
     """mlx-vlm's model with the weights of its tower. Those of its other parts are never read."""
+    config = family.stated(config)
     package = mlx_vlm_package(config)
     model = unloaded_mlx_vlm_model(package, config)
     stored: dict[str, mx.array] = {}
@@ -174,12 +175,19 @@ class VisionFamily:
     parts: tuple[str, ...]  # paths of the tower's modules in mlx-vlm's class of the whole model
     language: LanguagePart | None = None  # where mlx-lm has no class of this type that leaves the tower out
     arrays: tuple[str, ...] = ()  # further weights of the tower, which are in no module
+    stated: Callable[[dict[str, Any]], dict[str, Any]] = dict  # the config as mlx-vlm's package takes it
 
 
 _QWEN = VisionFamily(qwen.QwenVisionTower, qwen.QWEN_PARTS)
 _IDEFICS = VisionFamily(siglip_towers.idefics_tower, siglip_towers.IDEFICS_PARTS, siglip_towers.IDEFICS_LANGUAGE)
 _PIXTRAL = VisionFamily(clip_towers.pixtral_tower, clip_towers.PIXTRAL_PARTS)
 _GLM = any_size_towers.glm_tower, any_size_towers.GLM_PARTS
+_MINICPM_RESAMPLED = VisionFamily(
+    siglip_towers.minicpm_resampled_tower,
+    siglip_towers.MINICPM_RESAMPLED_PARTS,
+    siglip_towers.MINICPM_RESAMPLED_LANGUAGE,
+    stated=siglip_towers.minicpm_stated,
+)
 _LFM = VisionFamily(any_size_towers.lfm_tower, any_size_towers.LFM_PARTS, any_size_towers.LFM_LANGUAGE)
 
 VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
@@ -221,6 +229,7 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
         conv_towers.DEEPSEEK_OCR_LANGUAGE,
         arrays=conv_towers.DEEPSEEK_OCR_ARRAYS,
     ),
+    **dict.fromkeys(("minicpmo", "minicpmv"), _MINICPM_RESAMPLED),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

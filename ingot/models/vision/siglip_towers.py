@@ -1,5 +1,4 @@
-"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP), of InternVL (InternViT), of MiniCPM-V 4.6,
-and of Llama 4.
+"""The vision towers of Gemma 3, Idefics 3 and SmolVLM (SigLIP), of InternVL (InternViT), of MiniCPM-V, and of Llama 4.
 
 Gemma 3 sees a square, whose states are pooled to as many features as any image has. The others see each tile and the
 whole image for itself; a block of states becomes one feature.
@@ -7,7 +6,9 @@ whole image for itself; a block of states becomes one feature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import mlx.core as mx
@@ -23,7 +24,10 @@ from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, cut_square_tiles
 from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
+    TILE_PATCHES_TOGETHER,
+    Encoder,
     RowFunction,
+    VisionWork,
     Vit,
     VitLayer,
     VitMerging,
@@ -35,6 +39,7 @@ from ingot.models.vision.vit import (
     joint_projection_of,
     merge_patches,
     multiplications_per_row,
+    run_by_rows,
 )
 
 GEMMA_PARTS: Final = ("vision_tower", "multi_modal_projector")
@@ -217,20 +222,50 @@ MINICPM_LANGUAGE: Final = LanguagePart(
 
 
 def minicpm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
-    """Blocks of patches become one behind some of the layers, and again behind all. Raises ModelError where they do so
-    more often."""
-    vision, stated = model.vision_tower, model.config.vision_config
+    """4.6: blocks of patches become one behind some of the layers, and again behind all. Raises ModelError where they
+    do so more often."""
     if len(model.merger.mlp) != 1:
         raise ModelError("merger_times other than 1 is not supported.")
     merges = files.image_config.get("downsample_mode", model.config.downsample_mode) != "4x"
-    vit = Vit(
+    merging = _minicpm_merging(int(model.config.insert_layer_id) + 1, model.vit_merger) if merges else None
+
+    def gather(states: mx.array, grid: Grid) -> mx.array:
+        return merge_patches(states, Grid(grid.t, grid.h // 2, grid.w // 2) if merges else grid, 2)
+
+    return replace(
+        _minicpm_tower(model, files, _minicpm_vit(model, device, merging)),
+        modules=(model.vision_tower, model.vit_merger, model.merger),
+        gather=gather,
+        project=model.merger.mlp[0],
+    )
+
+
+def minicpm_resampled_tower(
+    model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device
+) -> TiledVisionTower:
+    """2.6 to 4.5, and MiniCPM-o: learned queries attend to a slice's states."""
+    resampler = model.resampler
+    return replace(
+        _minicpm_tower(model, files, ResampledVit(_minicpm_vit(model, device), resampler)),
+        modules=(model.vision_tower, resampler),
+        project=lambda rows: resampler.ln_post(resampler.attn.out_proj(rows)) @ resampler.proj,
+    )
+
+
+def _minicpm_vit(model: Any, device: Device, merging: VitMerging | None = None) -> Vit:
+    vision = model.vision_tower
+    return Vit(
         vision.embeddings.patch_embedding,
         [clip_layer(layer) for layer in vision.encoder.layers],
-        stated.num_attention_heads,
+        model.config.vision_config.num_attention_heads,
         WorkSlicing.on(device),
         closing=vision.post_layernorm,
-        merging=_minicpm_merging(int(model.config.insert_layer_id) + 1, model.vit_merger) if merges else None,
+        merging=merging,
     )
+
+
+def _minicpm_tower(model: Any, files: ProcessorFiles, encoder: Encoder) -> TiledVisionTower:
+    embeddings, stated = model.vision_tower.embeddings, model.config.vision_config
     patch, side = int(stated.patch_size), int(stated.image_size) // int(stated.patch_size)
     normal = PixelNormalization.stated(
         files.image_config, files.image_config.get("norm_mean") or HALF, files.image_config.get("norm_std") or HALF
@@ -260,24 +295,107 @@ def minicpm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         """Each patch has the position of the nearest one before it in a square."""
         down, across = (np.minimum(np.arange(count) * side // count, side - 1) for count in (grid.h, grid.w))
         numbers = (down[:, None] * side + across[None]).reshape(-1).astype(np.int32)
-        positions: mx.array = vision.embeddings.position_embedding(mx.array(numbers))
+        positions: mx.array = embeddings.position_embedding(mx.array(numbers))
         return positions
 
-    def gather(states: mx.array, grid: Grid) -> mx.array:
-        return merge_patches(states, Grid(grid.t, grid.h // 2, grid.w // 2) if merges else grid, 2)
-
     return TiledVisionTower(
-        vit,
-        (vision, model.vit_merger, model.merger),
+        encoder,
+        (),
         patch,
         int(model.config.text_config.hidden_size),
         normal,
         views=views,
         cut=cut,
-        gather=gather,
-        project=model.merger.mlp[0],
+        gather=lambda states, grid: states,
+        project=lambda rows: rows,
         learned=learned,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ResampledVit:
+    """What each of a resampler's queries finds in a tile's states."""
+
+    vit: Vit
+    resampler: Any  # mlx-vlm's module
+
+    @property
+    def slicing(self) -> WorkSlicing:
+        return self.vit.slicing
+
+    @property
+    def width(self) -> int:
+        return int(self.resampler.query.shape[-1])
+
+    def held(self, grids: Sequence[Grid], numbers: int) -> int:
+        """See `Encoder`."""
+        tile = max(grid.h * grid.w for grid in grids)
+        seen = max(tile, min(TILE_PATCHES_TOGETHER, sum(grid.patches for grid in grids)))
+        queries = self.resampler.query.shape[0] * -(-seen // tile)
+        scores = 3 * self.resampler.attn.num_heads * queries * tile
+        return self.vit.held(grids, numbers) + seen * (6 * self.width + self.vit.width) + scores
+
+    def states(
+        self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
+    ) -> VisionWork:
+        """See `Encoder`."""
+        states = yield from self.vit.states(pixels, grid, angles, learned)
+        tiles, rows, _ = states.shape
+        resampler, attention, width = self.resampler, self.resampler.attn, self.width
+
+        def keys_and_values(rows: mx.array, places: mx.array) -> mx.array:
+            normed = resampler.ln_kv(resampler.kv_proj(rows))
+            keys = attention.k_proj(normed + places.astype(normed.dtype))
+            return mx.concatenate([keys, attention.v_proj(normed)], axis=-1)
+
+        each = 2 * width**2 + width * self.vit.width
+        places = mx.tile(_wave_positions(grid.h, grid.w, width), (tiles, 1))
+        taken = yield from run_by_rows(
+            keys_and_values, self.slicing.rows(each), states.reshape(tiles * rows, -1), places
+        )
+        queries = attention.q_proj(resampler.ln_q(resampler.query))
+        heads = attention.num_heads
+        queries = mx.broadcast_to(queries[None], (tiles, *queries.shape)).reshape(tiles, -1, heads, width // heads)
+        keys, values = (each.reshape(tiles, rows, heads, -1) for each in mx.split(taken, 2, axis=-1))
+        found = mx.fast.scaled_dot_product_attention(
+            *(part.swapaxes(1, 2) for part in (queries, keys, values)), scale=(width // heads) ** -0.5
+        )
+        found = found.swapaxes(1, 2).reshape(tiles, -1, width)
+        yield [found]
+        return found
+
+
+@lru_cache(maxsize=8)
+def _wave_positions(rows: int, columns: int, width: int) -> mx.array:
+    """[rows * columns, width]: sines and cosines by column, and then by row."""
+    speeds = 1.0 / 10000.0 ** (np.arange(width // 4, dtype=np.float64) / (width / 4))
+    down, across = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    angles = [at.reshape(-1, 1) * speeds for at in (across, down)]
+    waves = [wave(angle) for angle in angles for wave in (np.sin, np.cos)]
+    return mx.array(np.concatenate(waves, axis=-1).astype(np.float32))
+
+
+MINICPM_RESAMPLED_PARTS: Final = ("vision_tower", "resampler")
+
+
+def minicpm_language_type(config: Mapping[str, Any]) -> str:
+    """By the version that a checkpoint states. Raises ModelError for one that is not known."""
+    version = f"{float(config.get('version') or 0):.1f}"
+    if version not in MINICPM_LANGUAGES:
+        raise ModelError(f"MiniCPM of version {version} is not supported: {', '.join(MINICPM_LANGUAGES)} are.")
+    return MINICPM_LANGUAGES[version]
+
+
+MINICPM_LANGUAGES: Final = {"2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}
+MINICPM_RESAMPLED_LANGUAGE: Final = LanguagePart(minicpm_language_type, (("llm.", ""), ("language_model.", "")), None)
+
+
+def minicpm_stated(config: dict[str, Any]) -> dict[str, Any]:
+    """As mlx-vlm's package of MiniCPM-o states the same tower, without sounds."""
+    size = config["hidden_size"] // config["num_attention_heads"]
+    defaults = {"head_dim": size, "rope_theta": 10000.0, "max_position_embeddings": 4096}
+    without = {"audio_config": {}, "tts_config": {}, "init_audio": False, "init_tts": False}
+    return {**defaults, **config, "model_type": "minicpmo", **without}
 
 
 def _minicpm_merging(behind: int, merger: Any) -> VitMerging:

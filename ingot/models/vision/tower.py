@@ -200,7 +200,7 @@ class LanguagePart:
     """The model type of mlx-lm's class, and prefixes of weights' names in checkpoints and in that class. Of several
     prefixes the first that fits counts, and weights with none of them are not the language model's."""
 
-    type: str | None  # None: that of the language model's own config
+    type: str | Callable[[dict[str, Any]], str] | None  # None: that of the language model's own config
     renamed: tuple[tuple[str, str], ...]
     config: str | None = "text_config"  # its key in the whole config; None: it is the whole one
 
@@ -244,7 +244,8 @@ def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, An
     own = dict(next((config[name] for name in names if config.get(name)), {}) if names else config)
     if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():
         own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
-    return {**own, "model_type": part.type or own["model_type"]}
+    kind = part.type(own) if callable(part.type) else part.type
+    return {**own, "model_type": kind or own["model_type"]}
 
 
 def _is_behind(name: str, layers: int | None) -> bool:

@@ -187,7 +187,8 @@ def _minimax(model: Any, tiles: list[np.ndarray]) -> mx.array:
 def _minicpm(model: Any, tiles: list[np.ndarray]) -> mx.array:
     sizes = [[tile.shape[0] // 8, tile.shape[1] // 8] for tile in tiles]
     pixels = [[mx.array(tile.transpose(2, 0, 1)) for tile in tiles]]
-    return model.get_vision_embedding(pixels, [np.array(sizes, dtype=np.int32)])[0]
+    found = model.get_vision_embedding(pixels, [np.array(sizes, dtype=np.int32)])[0]
+    return found.reshape(-1, found.shape[-1])
 
 
 def _paddle(model: Any, tiles: list[np.ndarray]) -> mx.array:
@@ -205,7 +206,7 @@ FEATURES = {
     **dict.fromkeys(("kimi_vl", "kimi_k25"), _kimi),
     "gemma4_unified": _gemma4_unified,
     "minimax_m3_vl": _minimax,
-    "minicpmv4_6": _minicpm,
+    **dict.fromkeys(("minicpmo", "minicpmv4_6"), _minicpm),
     "lfm2_vl": _lfm,
     "llama4": _llama4,
     "paddleocr_vl": _paddle,
@@ -234,7 +235,7 @@ def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[Med
         return language(None, inputs_embeds=scaled, per_layer_inputs=by_layer).logits[0]
     if adapter.family.startswith("gemma4"):
         return _gemma4_logits(model, tokens, embeds, items)
-    if adapter.family == "minicpmv4_6":  # whose positions of three axes are all alike
+    if adapter.family.startswith("minicpm"):  # whose positions of three axes are all alike
         positions = np.broadcast_to(np.arange(len(tokens)), (3, len(tokens)))
         return language(mx.array([tokens]), inputs_embeds=embeds, position_ids=mx.array(positions)[:, None]).logits[0]
     if positions is None:

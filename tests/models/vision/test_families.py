@@ -209,3 +209,36 @@ def test_a_draft_head_behind_the_layers_of_a_language_part_is_left_out(tmp_path:
     mx.eval(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     assert len(load_model_adapter(folder, current_device(), dtype="float32").model.layers) == 3
+
+
+@pytest.mark.parametrize("version", [4.0, "3.0"])
+def test_older_minicpms_are_read_by_their_makers_names_and_versions(version: Any, tmp_path: Path) -> None:
+    """Of 4.0, whose language model is Llama's; that of 3.0 is not known."""
+    folders = saved("minicpmo", tmp_path / "new"), saved("minicpmo", tmp_path / "old")
+    stored, named = mx.load(str(folders[1] / "model.safetensors")), {}
+    assert isinstance(stored, dict)
+    joined = {kind: [stored.pop(f"resampler.attn.{name}_proj.{kind}") for name in "qkv"] for kind in ("weight", "bias")}
+    for name, weight in stored.items():
+        if not name.endswith(("q_norm.weight", "k_norm.weight")):
+            named[name.replace("language_model.", "llm.").replace("vision_tower.", "vpm.")] = weight
+    named |= {f"resampler.attn.in_proj_{kind}": mx.concatenate(parts) for kind, parts in joined.items()}
+    mx.eval(named)
+    mx.save_safetensors(str(folders[1] / "model.safetensors"), named, metadata={"format": "pt"})
+    config = json.loads((folders[1] / "config.json").read_text())
+    config |= {
+        "model_type": "minicpmv",
+        "version": version,
+        "vision_config": {**config["vision_config"], "model_type": "siglip"},
+    }
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    if version == "3.0":
+        with pytest.raises(ModelError, match=r"MiniCPM of version 3\.0 is not supported: 2\.6, 4\.0, 4\.5 are"):
+            load_model_adapter(folders[1], current_device(), dtype="float32")
+        return
+    adapter = load_model_adapter(folders[1], current_device(), dtype="float32", with_vision=True)
+    assert type(adapter.model).__mro__[1].__module__ == "mlx_lm.models.llama"
+    tower = load_vision_tower(
+        folders[0], json.loads((folders[0] / "config.json").read_text()), current_device(), "float32"
+    )
+    _, [item] = prompt_with(read_processor(folders[0]), 1, ["image"])
+    assert mx.array_equal(looked(adapter.tower, item).embeddings, looked(tower, item).embeddings)

@@ -35,6 +35,7 @@ OWN_SHAPE = {
     "glm4v": ("transformers.models.glm4v.image_processing_pil_glm4v", "Glm4vImageProcessorPil"),
     "minimax_m3_vl": ("mlx_vlm.models.minimax_m3_vl.processing_minimax_m3_vl", "MiniMaxM3VLImageProcessor"),
     "minicpmv4_6": ("mlx_vlm.models.minicpmv4_6.processing_minicpmv4_6", "MiniCPMVImageProcessor"),
+    "minicpmo": ("mlx_vlm.models.minicpmo.processing_minicpmo", "MiniCPMOImageProcessor"),
     "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
     "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
     "lfm2_vl": ("mlx_vlm.models.lfm2_vl.processing_lfm2_vl", "Lfm2VlNumpyImageProcessor"),
@@ -94,6 +95,8 @@ def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
         made = processor([[image]])
         rows = [own.reshape(3, 8, -1, 8).transpose(2, 1, 3, 0).reshape(-1, 192) for own in made["pixel_values"][0]]
         return np.concatenate(rows), sum(int(np.prod(size)) // 16 for size in made["tgt_sizes"][0])
+    if family == "minicpmo":
+        return patches_of(processor([[image]])["pixel_values"][0][0].transpose(1, 2, 0), 8).reshape(-1, 192), None
     made = processor([image] if family.startswith("kimi") else image, return_tensors="np")
     found = np.asarray(made["pixel_values"])
     if family == "gemma4":
@@ -115,8 +118,8 @@ def own_patches(family: str, tiles: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("family", OWN_SHAPE)
 def test_patches_and_their_number_are_those_of_the_familys_own_processor(family: str, tmp_path: Path) -> None:
     folder = saved(family, tmp_path)
-    if family == "gemma4":
-        (folder / "preprocessor_config.json").write_text(json.dumps({**FILES[family], "max_soft_tokens": 70}))
+    other = {"gemma4": {"max_soft_tokens": 70}, "minicpmo": {"slice_mode": False}}.get(family, {})
+    (folder / "preprocessor_config.json").write_text(json.dumps({**FILES[family], **other}))
     tower: Any = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
     random = np.random.default_rng(3)
     for size in SIZES:
