@@ -472,3 +472,53 @@ class DeepSeekOcrProcessor(ImagesOnly):
             apart=whole,
             arranged=Size(columns, rows),
         )
+
+
+PHI4_IMAGE: Final = "<image>"
+PHI4_TOKEN: Final = "<|dummy_1|>"
+"""Its makers put features where the text has <image>, which is no token; this one is never in a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phi4Processor(ImagesOnly):
+    """Each patch is a token."""
+
+    FAMILY = "Phi 4"
+    PLACEHOLDER = PHI4_IMAGE
+
+    patch: int
+    patches: tuple[int, int]
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> Phi4Processor:
+        stated = {**files.config, **files.image_config}
+        least, most = int(stated.get("min_num_patches", 256)), int(stated.get("max_num_patches", 3600))
+        return cls(int(files.image_config.get("patch_size") or files.vision.get("patch_size", 16)), (least, most))
+
+    @property
+    def placeholders(self) -> dict[MediaKind, Placeholder]:
+        return {"image": Placeholder(PHI4_IMAGE, PHI4_IMAGE + "\n")}
+
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        least, most = self.patches
+        if layout_options.detail == "low":
+            most = max(least, min(most, LOW_DETAIL_PIXELS // self.patch**2))
+        whole = max(1, (size.width // self.patch) * (size.height // self.patch))
+        resized = largest_in_patches(size, self.patch, min(max(whole, least), most))
+        grid = Grid(1, resized.height // self.patch, resized.width // self.patch)
+        return Layout(resized, grid, PHI4_TOKEN, PHI4_TOKEN, (grid.patches,))
+
+
+@lru_cache(maxsize=256)
+def largest_in_patches(size: Size, patch: int, most: int) -> Size:
+    """The largest size, by a scale that is found as precisely as SigLIP 2's processor finds it, whose sides are
+    rounded up to patches, of at most so many."""
+
+    def scaled(scale: float) -> Size:
+        return Size(*(max(1, math.ceil(side * scale / patch)) for side in size))
+
+    fits, beyond = 1e-6, 100.0
+    while beyond - fits >= 1e-5:
+        middle = (fits + beyond) / 2
+        fits, beyond = (middle, beyond) if scaled(middle).area <= most else (fits, middle)
+    return Size(*(side * patch for side in scaled(fits)))

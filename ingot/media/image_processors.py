@@ -23,6 +23,7 @@ from ingot.media.any_size_processors import (
     Llama4Processor,
     MergedPatchesProcessor,
     MiniCpmProcessor,
+    Phi4Processor,
 )
 from ingot.media.layout import (
     Grid,
@@ -449,6 +450,7 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     **dict.fromkeys(("kimi_vl", "kimi_k25"), KimiProcessor.of),
     **dict.fromkeys(("lfm2_vl", "lfm2-vl"), LfmProcessor.of),
     "deepseekocr": DeepSeekOcrProcessor.of,
+    "phi4-siglip": Phi4Processor.of,
     "llama4": Llama4Processor.of,
 }
 """By model_type."""

@@ -19,6 +19,7 @@ from ingot.media.any_size_processors import (
     Llama4Processor,
     MergedPatchesProcessor,
     MiniCpmProcessor,
+    Phi4Processor,
     llama4_canvas,
 )
 from ingot.media.image_processors import (
@@ -259,6 +260,17 @@ def test_gemma_4_has_as_many_tokens_as_its_makers_count() -> None:
             layout = ours.image_layout(size, ANY)
             assert layout.size == (width, height), size
             assert layout.runs == (width * height // 48**2,)
+
+
+def test_phi_4_keeps_the_number_of_patches_that_an_image_has_within_its_limits() -> None:
+    theirs = upstream("transformers.models.siglip2.image_processing_pil_siglip2", "get_image_size_for_max_num_patches")
+    ours = Phi4Processor.of(ProcessorFiles({"min_num_patches": 256, "max_num_patches": 3600}))
+    for size in sensible(sizes(100, 3000)):
+        patches = min(max((size.width // 16) * (size.height // 16), 256), 3600)
+        layout = ours.image_layout(size, ANY)
+        assert layout.size == theirs(size.height, size.width, 16, patches)[::-1], size
+        assert layout.runs == (layout.size.area // 16**2,) and layout.features <= 3600
+    assert ours.image_layout(Size(3000, 2000), ImageLayoutOptions("low")).features <= 1024
 
 
 def test_older_minicpms_slices_are_as_large_as_its_own_processor_makes_images() -> None:

@@ -1,5 +1,5 @@
-"""The vision towers of Gemma 4, GLM-4.xV and GLM-OCR, Kimi VL and K2.5, LFM2-VL, MiniMax M3 and PaddleOCR-VL, which see
-an image in its own shape: one tile of as many patches as its sides ask for. Gemma 4 unified has no layers there.
+"""The vision towers of Gemma 4, GLM-4.xV and GLM-OCR, Kimi VL and K2.5, LFM2-VL, MiniMax M3, PaddleOCR-VL and Phi 4,
+which see an image in its own shape: one tile of as many patches as its sides ask for. Gemma 4 unified's has no layers.
 
 Positions are rotary, by column and row, or learned for a square and interpolated for the image's shape, or both.
 LFM2-VL cuts a large image into square tiles, and sees the whole in its own shape behind them.
@@ -7,7 +7,7 @@ LFM2-VL cuts a large image into square tiles, and sees the whole in its own shap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
-from ingot.media.images import Pixels, View
+from ingot.media.images import BILINEAR, Pixels, View
 from ingot.media.layout import Grid, Layout, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.qwen import CLIP_NORMALIZATION, contiguous_mrope_axes, mrope_positions
@@ -31,7 +31,7 @@ from ingot.models.vision.tiles import (
     resize_bicubic,
     resize_bilinear,
 )
-from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
+from ingot.models.vision.tower import BARE_PREFIXES, LANGUAGE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
     Vit,
     VitLayer,
@@ -331,11 +331,46 @@ def lfm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
         cut=cut,
         gather=lambda states, grid: merge_patches(states, grid, along),
         project=model.multi_modal_projector,
-        learned=interpolated(
-            embedding_table(vision.embeddings.position_embedding, stated.num_patches),
-            partial(resize_bilinear, antialias=True),
-        ),
+        learned=_naflex_positions(vision, stated),
     )
+
+
+PHI4_PARTS: Final = ("vision_tower", "mm_projector")
+PHI4_LANGUAGE: Final = LanguagePart("phi3", BARE_PREFIXES, None)
+
+
+def phi4_stated(config: dict[str, Any]) -> dict[str, Any]:
+    """mlx-vlm reads the size of features, which is in the whole config, in the language model's own."""
+    return {**config, "text_config": {"hidden_size": config["hidden_size"]}}
+
+
+def phi4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """Each patch becomes a feature. Raises ModelError for a tower that sees squares."""
+    if "naflex" not in str(config.get("mm_vision_tower") or "naflex"):
+        raise ModelError(f"mm_vision_tower {config['mm_vision_tower']} is not supported: towers of NaFlex are.")
+    vision, stated = model.vision_tower.vision_tower.vision_model, model.config.vision_config
+    layers = layers_up_to(vision.encoder.layers, model.config.mm_vision_select_layer)
+    vit = Vit(
+        vision.embeddings.patch_embedding,
+        [_siglip_layer(layer) for layer in layers],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+    )
+    return TiledVisionTower(
+        vit,
+        (model.vision_tower, model.mm_projector),
+        int(stated.patch_size),
+        int(model.config.text_config.hidden_size),
+        PixelNormalization.stated(files.image_config, resample=BILINEAR),
+        gather=lambda states, grid: states,
+        project=model.mm_projector,
+        learned=_naflex_positions(vision, stated),
+    )
+
+
+def _naflex_positions(vision: Any, stated: Any) -> Callable[[Grid], mx.array]:
+    table = embedding_table(vision.embeddings.position_embedding, stated.num_patches)
+    return interpolated(table, partial(resize_bilinear, antialias=True))
 
 
 def _size_of(grid: Grid, patch: int) -> Size:

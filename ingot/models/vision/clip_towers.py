@@ -34,7 +34,7 @@ from ingot.models.vision.tiles import (
     tile_lines,
     with_line_ends,
 )
-from ingot.models.vision.tower import LANGUAGE_PREFIXES, LanguagePart, PixelArray
+from ingot.models.vision.tower import BARE_PREFIXES, LANGUAGE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
     RowFunction,
     Vit,
@@ -145,13 +145,10 @@ def fit_within(size: Size, canvas: Size) -> Size:
 
 
 PHI_PARTS: Final = ("model.vision_embed_tokens",)
-_PHI_LANGUAGE_PREFIXES: Final = ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")
 PHI_TILE: Final = 336
 PHI_MERGE: Final = 2
 WHITE: Final = 255
-
-
-PHI_LANGUAGE: Final = LanguagePart("phi3", tuple((name, name) for name in _PHI_LANGUAGE_PREFIXES), None)
+PHI_LANGUAGE: Final = LanguagePart("phi3", BARE_PREFIXES, None)
 
 
 def phi3_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:

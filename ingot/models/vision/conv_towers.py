@@ -34,7 +34,7 @@ from ingot.models.vision.tiles import (
     tile_lines,
     with_line_ends,
 )
-from ingot.models.vision.tower import LanguagePart, PixelArray
+from ingot.models.vision.tower import BARE_PREFIXES, LanguagePart, PixelArray
 from ingot.models.vision.vit import (
     TILE_PATCHES_TOGETHER,
     RowNumbers,
@@ -172,14 +172,7 @@ def _convolutions(block: Any) -> Iterator[tuple[int, int, int]]:
 
 DEEPSEEK_OCR_PARTS: Final = ("sam_model", "vision_model", "projector")
 DEEPSEEK_OCR_ARRAYS: Final = ("image_newline", "view_separator")
-DEEPSEEK_OCR_LANGUAGE: Final = LanguagePart(
-    "deepseek",
-    (
-        ("language_model.model.", "model."),
-        ("language_model.lm_head.", "lm_head."),
-        *((name, name) for name in ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")),
-    ),
-)
+DEEPSEEK_OCR_LANGUAGE: Final = LanguagePart("deepseek", BARE_PREFIXES)
 GREY: Final = 127
 
 

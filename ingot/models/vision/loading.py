@@ -230,6 +230,7 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
         arrays=conv_towers.DEEPSEEK_OCR_ARRAYS,
     ),
     **dict.fromkeys(("minicpmo", "minicpmv"), _MINICPM_RESAMPLED),
+    "phi4-siglip": VisionFamily(any_size_towers.phi4_tower, any_size_towers.PHI4_PARTS, any_size_towers.PHI4_LANGUAGE),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

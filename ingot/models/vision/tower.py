@@ -212,6 +212,12 @@ LANGUAGE_PREFIXES: Final = (
     ("lm_head.", "lm_head."),
 )
 """In checkpoints with a tower, older ones and newer."""
+BARE_PREFIXES: Final = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    *((name, name) for name in ("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head.")),
+)
+"""Where the language model's weights have the names that they have alone, and as mlx-vlm renames them."""
 
 
 def language_classes(part: LanguagePart) -> ClassFinder:

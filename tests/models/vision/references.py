@@ -110,12 +110,12 @@ def _kimi(model: Any, tiles: list[np.ndarray]) -> mx.array:
     return found[0] if isinstance(found, list) else found
 
 
-def _resized_softly(table: mx.array, size: Any, **options: Any) -> mx.array:
+def _resized_softly(table: mx.array, size: Any, by: str = "BICUBIC") -> mx.array:
     """[1, width, rows, columns], resized as torch does with `antialias`, and as Pillow does."""
     from PIL import Image
 
     sides = (size[1], size[0])
-    found = [Image.fromarray(own).resize(sides, Image.Resampling.BICUBIC) for own in np.array(table[0], np.float32)]
+    found = [Image.fromarray(own).resize(sides, Image.Resampling[by]) for own in np.array(table[0], np.float32)]
     return mx.array(np.stack([np.asarray(own) for own in found]))[None]
 
 
@@ -149,6 +149,22 @@ def _deepseek_ocr(model: Any, tiles: list[np.ndarray], layout: Layout) -> mx.arr
         return model.get_input_embeddings(
             mx.zeros((1, count), mx.int32), [shown, _colours_first([whole])], shape, mx.ones((1, count))
         ).inputs_embeds[0]
+
+
+def _resized_linearly(table: mx.array, size: Any) -> mx.array:
+    """[1, width, rows, columns], resized as torch and Pillow do."""
+    return _resized_softly(table, size, by="BILINEAR")
+
+
+def _phi4(model: Any, tiles: list[np.ndarray]) -> mx.array:
+    """Whose learned positions its makers interpolate linearly."""
+    (tile,), patch = tiles, 8
+    shape = mx.array([[tile.shape[0] // patch, tile.shape[1] // patch]])
+    pixels = mx.array(patches_of(tile, patch).reshape(1, -1, 3 * patch**2))
+    module = import_module(type(model.vision_tower.vision_tower).__module__)
+    with mock.patch.object(module, "bicubic_interpolate", _resized_linearly):
+        seen, _, _ = model.vision_tower(pixels, output_hidden_states=True, spatial_shapes=shape)
+    return model.mm_projector(seen[model.config.mm_vision_select_layer])[0]
 
 
 def _lfm(model: Any, tiles: list[np.ndarray]) -> mx.array:
@@ -200,6 +216,7 @@ def _paddle(model: Any, tiles: list[np.ndarray]) -> mx.array:
 
 FEATURES = {
     "deepseekocr": _deepseek_ocr,
+    "phi4-siglip": _phi4,
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm_ocr"), _glm),

@@ -35,6 +35,7 @@ OWN_SHAPE = {
     "glm4v": ("transformers.models.glm4v.image_processing_pil_glm4v", "Glm4vImageProcessorPil"),
     "minimax_m3_vl": ("mlx_vlm.models.minimax_m3_vl.processing_minimax_m3_vl", "MiniMaxM3VLImageProcessor"),
     "minicpmv4_6": ("mlx_vlm.models.minicpmv4_6.processing_minicpmv4_6", "MiniCPMVImageProcessor"),
+    "phi4-siglip": ("transformers.models.siglip2.image_processing_pil_siglip2", "Siglip2ImageProcessorPil"),
     "minicpmo": ("mlx_vlm.models.minicpmo.processing_minicpmo", "MiniCPMOImageProcessor"),
     "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
     "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
@@ -84,8 +85,16 @@ def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
     if family == "kimi_k25":
         media = options["media_proc_cfg"]
         options = {"patch_size": 8, "in_token_limit": media["in_patch_limit"], "merge_kernel_size": [2, 2]}
-    processor = getattr(importlib.import_module(module), name)(**options)
     image = Image.fromarray(frame)
+    if family == "phi4-siglip":  # its makers' own makes images no larger than need be
+        least, most = options.pop("min_num_patches"), options.pop("max_num_patches")
+        own = (image.width // 8) * (image.height // 8)
+        processor = getattr(importlib.import_module(module), name)(
+            **options, max_num_patches=min(max(own, least), most)
+        )
+        made = processor(image, return_tensors="np")
+        return made["pixel_values"][0][made["pixel_attention_mask"][0].astype(bool)], None
+    processor = getattr(importlib.import_module(module), name)(**options)
     if family == "lfm2_vl":
         made = processor([image])
         masks = np.asarray(made["pixel_attention_mask"]).astype(bool)

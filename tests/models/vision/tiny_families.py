@@ -404,6 +404,18 @@ OWN_SHAPE: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"model_type": "minicpmv4_6_vision", **_VISION, "num_attention_heads": 2},
     },
+    "phi4-siglip": {
+        "model_type": "phi4-siglip",
+        **_MARKS,
+        **_TEXT,
+        "mm_hidden_size": 32,
+        "text_config": {
+            name: value
+            for name, value in _TEXT.items()
+            if name not in ("max_position_embeddings", "tie_word_embeddings")
+        },
+        "vision_config": {"model_type": "siglip2_vision_model", **_VISION, "num_patches": 36},
+    },
     "minicpmo": {
         "model_type": "minicpmo",
         **_MARKS,
@@ -504,6 +516,7 @@ FILES: dict[str, dict[str, Any]] = {
     "kimi_vl": {"patch_size": 8, "in_token_limit": 64, "pad_input": True},
     "kimi_k25": {"media_proc_cfg": {"patch_size": 8, "in_patch_limit": 64, "merge_kernel_size": 2}},
     "lfm2_vl": {"encoder_patch_size": 8, "tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16},
+    "phi4-siglip": {"patch_size": 8, "min_num_patches": 30, "max_num_patches": 80},
     "minicpmo": {"patch_size": 8, "scale_resolution": 64, "max_slice_nums": 4},
     "minicpmv4_6": {"patch_size": 8, "scale_resolution": 64, "max_slice_nums": 4},
     "llama4": {"size": {"height": 64, "width": 64}, "max_patches": 4, "resample": 2},
