@@ -72,11 +72,6 @@ def gemma4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devi
         pooled = pooled.astype(states.dtype)
         return (pooled - vision.std_bias) * vision.std_scale if stated.standardize else pooled
 
-    def project(rows: mx.array) -> mx.array:
-        # The language model multiplies its input embeddings by the root of its size.
-        embedded: mx.array = model.embed_vision(rows)
-        return embedded * hidden**-0.5
-
     normal = PixelNormalization.stated({**files.image_config, "do_normalize": True}, *GEMMA4_NORMALIZATION)
     return TiledVisionTower(
         vit,
@@ -85,7 +80,8 @@ def gemma4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devi
         hidden,
         normal,
         gather=pool,
-        project=project,
+        project=model.embed_vision,
+        scaled=True,
         rotation=lambda grid: grid_rotation(
             grid, stated.head_dim, float(stated.rope_parameters["rope_theta"]), "columns first"
         ),
@@ -141,19 +137,14 @@ def gemma4_unified_tower(model: Any, config: dict[str, Any], files: ProcessorFil
         both = table[: grid.w, 0][None] + table[: grid.h, 1][:, None]
         return both.reshape(grid.h * grid.w, -1)
 
-    def project(rows: mx.array) -> mx.array:
-        # The language model multiplies its input embeddings by the root of its size.
-        embedded: mx.array = model.embed_vision(rows)
-        return embedded * hidden**-0.5
-
     return TiledVisionTower(
         vit,
         (embedder, model.embed_vision),
         stated.model_patch_size,
         hidden,
         PixelNormalization.stated({**files.image_config, "do_normalize": False}),
-        gather=lambda states, grid: states,
-        project=project,
+        project=model.embed_vision,
+        scaled=True,
         learned=learned,
         bidirectional=text.use_bidirectional_attention == "vision",
         stand_in=int(text.pad_token_id) if text.hidden_size_per_layer_input else None,
@@ -362,7 +353,6 @@ def phi4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device
         int(stated.patch_size),
         int(model.config.text_config.hidden_size),
         PixelNormalization.stated(files.image_config, resample=BILINEAR),
-        gather=lambda states, grid: states,
         project=model.mm_projector,
         learned=_naflex_positions(vision, stated),
     )

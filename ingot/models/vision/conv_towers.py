@@ -75,14 +75,8 @@ def gemma3n_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         raise ModelError("vision_soft_tokens_per_image that is no square is not supported.")
     end = int(config.get("eoi_token_id") or embed.vocab_offset)
 
-    def project(rows: mx.array) -> mx.array:
-        # The language model multiplies its input embeddings by the root of its size.
-        embedded: mx.array = embed(inputs_embeds=rows * stated.hidden_size**0.5)
-        return embedded * hidden**-0.5
-
     def with_end(features: mx.array, layout: Layout) -> mx.array:
-        behind = embed(input_ids=mx.array([end])) * hidden**-0.5
-        return mx.concatenate([features, behind.astype(features.dtype)])
+        return mx.concatenate([features, embed(input_ids=mx.array([end])).astype(features.dtype)])
 
     return TiledVisionTower(
         MobileNet(vision, patch, along, stated.hidden_size, WorkSlicing.on(device)),
@@ -90,9 +84,9 @@ def gemma3n_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, dev
         patch,
         hidden,
         PixelNormalization.stated(files.image_config, resample=BILINEAR),
-        gather=lambda states, grid: states,
-        project=project,
+        project=lambda rows: embed(inputs_embeds=rows * stated.hidden_size**0.5),
         finish=with_end,
+        scaled=True,
         stand_in=0,
     )
 
@@ -218,7 +212,6 @@ def deepseek_ocr_tower(model: Any, config: dict[str, Any], files: ProcessorFiles
         normal,
         views=views,
         cut=cut,
-        gather=lambda states, grid: states,
         project=model.projector.layers,
         finish=lines,
     )

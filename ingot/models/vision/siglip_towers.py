@@ -53,7 +53,6 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     stated = model.config.vision_config
     heads = stated.num_attention_heads
     vit = clip_vit(vision, vision.encoder.layers, heads, device, closing=vision.post_layernorm)
-    hidden = int(model.config.text_config.hidden_size)
 
     def pool(states: mx.array, grid: Grid) -> mx.array:
         tiles, _, width = states.shape
@@ -61,19 +60,15 @@ def gemma_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         blocks = states.reshape(tiles, side, step, side, step, width)
         return blocks.mean(axis=(2, 4)).reshape(tiles, side * side, width)
 
-    def project(rows: mx.array) -> mx.array:
-        weight = projector.mm_input_projection_weight
-        # The language model multiplies its input embeddings by the root of its size.
-        return projector.mm_soft_emb_norm(rows) @ weight * hidden**-0.5
-
     return TiledVisionTower(
         vit,
         (model.vision_tower, projector),
         stated.patch_size,
-        hidden,
+        int(model.config.text_config.hidden_size),
         PixelNormalization.stated(files.image_config, resample=BILINEAR),
         gather=pool,
-        project=project,
+        project=lambda rows: projector.mm_soft_emb_norm(rows) @ projector.mm_input_projection_weight,
+        scaled=True,
         bidirectional=True,
     )
 
@@ -286,10 +281,7 @@ def _minicpm_tower(model: Any, files: ProcessorFiles, encoder: Encoder) -> Tiled
         """The whole image, and then slices row by row."""
         yield normal(frames[0])
         if (sliced := slices_of(layout)) is not None:
-            height, width = sliced[1].h * patch, sliced[1].w * patch
-            for top in range(0, frames[1].shape[0], height):
-                for left in range(0, frames[1].shape[1], width):
-                    yield normal(frames[1][top : top + height, left : left + width])
+            yield from map(normal, cut_square_tiles(frames[1], sliced[1].h * patch, sliced[1].w * patch))
 
     def learned(grid: Grid) -> mx.array:
         """Each patch has the position of the nearest one before it in a square."""
@@ -306,7 +298,6 @@ def _minicpm_tower(model: Any, files: ProcessorFiles, encoder: Encoder) -> Tiled
         normal,
         views=views,
         cut=cut,
-        gather=lambda states, grid: states,
         project=lambda rows: rows,
         learned=learned,
     )

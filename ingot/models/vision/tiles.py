@@ -51,11 +51,12 @@ def single_view(size: Size, layout: Layout) -> Sequence[View]:
     return ((layout.size,),)
 
 
-def cut_square_tiles(frame: NDArray[T], side: int) -> Iterator[NDArray[T]]:
-    """Of an image whose sides are multiples of `side`, row by row."""
+def cut_square_tiles(frame: NDArray[T], side: int, across: int | None = None) -> Iterator[NDArray[T]]:
+    """Of an image whose sides are multiples of `side`, or of `side` and `across`, row by row."""
+    across = across or side
     for top in range(0, frame.shape[0], side):
-        for left in range(0, frame.shape[1], side):
-            yield frame[top : top + side, left : left + side]
+        for left in range(0, frame.shape[1], across):
+            yield frame[top : top + side, left : left + across]
 
 
 def tile_lines(features: mx.array, columns: int, along: int) -> mx.array:
@@ -124,14 +125,15 @@ class TiledVisionTower:
     patch: int
     hidden: int  # size of a feature
     normal: PixelNormalization
-    gather: GatherStates
     project: RowFunction
+    gather: GatherStates | None = None  # None: each state is a projector's input
     views: MakeViews = single_view
     cut: CutTiles | None = None  # None: the one view is the one tile
     arrange: ArrangeRows | None = None  # selects and orders the rows to project, where not all in order
     rotation: TileRotation | None = None
     learned: Callable[[Grid], mx.array] | None = None  # positions of a tile's patches, where they depend on its grid
     finish: ArrangeRows | None = None  # from projected rows to features, where those differ
+    scaled: bool = False  # the language model multiplies its input embeddings by the root of their size
     bidirectional: bool = False
     stand_in: int | None = None
     deep: int = 0
@@ -168,7 +170,7 @@ class TiledVisionTower:
             together = max(1, TILE_PATCHES_TOGETHER // own.shape[1])
             for first in range(0, grid.t, together):
                 states = yield from self.encoder.states(mx.array(own[first : first + together]), grid, angles, learned)
-                features = self.gather(states, grid)
+                features = states if self.gather is None else self.gather(states, grid)
                 gathered.append(features.reshape(-1, features.shape[-1]))
                 yield gathered[-1:]
         rows = mx.concatenate(gathered)
@@ -176,6 +178,7 @@ class TiledVisionTower:
         each = rows.shape[1] * self.hidden + self.hidden**2  # a projector is one matrix, or two
         embeddings = yield from run_by_rows(self.project, self.encoder.slicing.rows(each), rows)
         embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
+        embeddings = embeddings * self.hidden**-0.5 if self.scaled else embeddings
         assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
         return VisionFeatures(embeddings)
 
