@@ -328,11 +328,12 @@ def lfm_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device:
 
 PHI4_PARTS: Final = ("vision_tower", "mm_projector")
 PHI4_LANGUAGE: Final = LanguagePart("phi3", BARE_PREFIXES, None)
+PHI4_SIZES: Final = ("hidden_size", "num_attention_heads", "num_key_value_heads")
 
 
 def phi4_stated(config: dict[str, Any]) -> dict[str, Any]:
-    """mlx-vlm reads the size of features, which is in the whole config, in the language model's own."""
-    return {**config, "text_config": {"hidden_size": config["hidden_size"]}}
+    """mlx-vlm reads the language model's sizes, which are in the whole config, in one of its own."""
+    return {**config, "text_config": {name: config[name] for name in PHI4_SIZES if name in config}}
 
 
 def phi4_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:

@@ -287,8 +287,8 @@ class SamClip:
                 rows = together * (-(-grid.h // side) * side) ** 2
                 size = width // attention.num_heads + 2 * side
                 queries = self.slicing.queries(attention.num_heads, size, side**2)
-                scores = 3 * attention.num_heads * queries * max(side**2, 1)
-                tables = 3 * min(rows, self.slicing.most) * side * size
+                scores = 3 * attention.num_heads * queries * side**2
+                tables = 2 * min(rows, self.slicing.most) * side * width // attention.num_heads
                 most = max(most, rows * (6 * width + 6 * attention.num_heads * size) + scores + tables)
             states = together * grid.h * grid.w
             most = max(most, states * sum(map(_unfolded, (self.sam.neck[2], self.sam.net_2))))

@@ -230,7 +230,12 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
         arrays=conv_towers.DEEPSEEK_OCR_ARRAYS,
     ),
     **dict.fromkeys(("minicpmo", "minicpmv"), _MINICPM_RESAMPLED),
-    "phi4-siglip": VisionFamily(any_size_towers.phi4_tower, any_size_towers.PHI4_PARTS, any_size_towers.PHI4_LANGUAGE),
+    "phi4-siglip": VisionFamily(
+        any_size_towers.phi4_tower,
+        any_size_towers.PHI4_PARTS,
+        any_size_towers.PHI4_LANGUAGE,
+        stated=any_size_towers.phi4_stated,
+    ),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

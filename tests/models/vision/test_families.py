@@ -242,3 +242,13 @@ def test_older_minicpms_are_read_by_their_makers_names_and_versions(version: Any
     )
     _, [item] = prompt_with(read_processor(folders[0]), 1, ["image"])
     assert mx.array_equal(looked(adapter.tower, item).embeddings, looked(tower, item).embeddings)
+
+
+def test_phi_4_needs_no_config_of_its_language_model_alone(tmp_path: Path) -> None:
+    folder = saved("phi4-siglip", tmp_path / "phi4")
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    adapter = load_model_adapter(folder, current_device(), dtype="float32", with_vision=True)
+    _, [item] = prompt_with(read_processor(folder), 1, ["image"])
+    assert looked(adapter.tower, item).embeddings.shape == (item.layout.features, 32)
