@@ -162,6 +162,8 @@ def _convolutions(block: Any) -> Iterator[tuple[int, int, int]]:
         if isinstance(module, nn.Conv2d):
             outputs, *kernel = module.weight.shape
             yield module.stride[0], outputs, kernel[0] * kernel[1] * kernel[2]
+        elif isinstance(module, nn.Linear):  # of single pixels
+            yield 1, module.weight.shape[0], 0
 
 
 DEEPSEEK_OCR_PARTS: Final = ("sam_model", "vision_model", "projector")

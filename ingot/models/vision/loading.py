@@ -31,6 +31,7 @@ from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.families.description import MlpSpec
 from ingot.models.files.folder_checks import read_safetensors_header
 from ingot.models.layers.mlp import swap_gated_mlps
+from ingot.models.layers.modules import swap_each
 from ingot.models.layers.norms import swap_gelus, swap_norms
 from ingot.models.precision import settle_precision
 from ingot.models.vision import any_size_towers, clip_towers, conv_towers, qwen, siglip_towers
@@ -63,11 +64,26 @@ def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtyp
     except Exception as error:  # another project's code reads this folder and may fail in any way
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
     for part in _tower_parts(model, family):
+        if device.kind == "cpu":
+            swap_each(part, _pixel_product)
         settle_precision(part, device, dtype)
         if device.kind == "cpu":
             swap_tower_modules(part)
         mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
+
+
+def _pixel_product(module: Any) -> nn.Linear | None:
+    """A convolution of single pixels is a product, which native kernels compute."""
+    if type(module) is not nn.Conv2d or module.weight.shape[1:3] != (1, 1) or module.groups > 1:
+        return None
+    if tuple(module.stride) != (1, 1) or tuple(module.padding) != (0, 0):
+        return None
+    product = nn.Linear(1, 1, bias=False)
+    product.weight = module.weight.reshape(module.weight.shape[0], -1)
+    if "bias" in module:
+        product.bias = module.bias
+    return product
 
 
 LARGEST_IMAGE: Final = Size(16_384, 16_384)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -252,3 +253,17 @@ def test_phi_4_needs_no_config_of_its_language_model_alone(tmp_path: Path) -> No
     adapter = load_model_adapter(folder, current_device(), dtype="float32", with_vision=True)
     _, [item] = prompt_with(read_processor(folder), 1, ["image"])
     assert looked(adapter.tower, item).embeddings.shape == (item.layout.features, 32)
+
+
+@pytest.mark.cpus
+def test_convolutions_of_single_pixels_are_products_on_cpus(tmp_path: Path) -> None:
+    folder = saved("gemma3n", tmp_path / "gemma3n")
+    config = json.loads((folder / "config.json").read_text())
+    towers = [load_vision_tower(folder, config, current_device(), dtype) for dtype in (None, "float32")]
+    _, [item] = prompt_with(read_processor(folder), 1, ["image"])
+    for tower in towers:
+        layers = [layer for part in tower.modules for _, layer in part.named_modules()]
+        assert not any(type(layer) is nn.Conv2d and layer.weight.shape[1:3] == (1, 1) for layer in layers)
+        assert sum(isinstance(layer, nn.Linear) for layer in layers) > 20
+    own, plain = (looked(tower, item).embeddings for tower in towers)
+    assert close(own.astype(mx.float32), plain)
