@@ -152,17 +152,58 @@ class MobileNet:
         return x.reshape(tiles, self.along**2, -1)
 
 
+class UnfoldedConvolution(nn.Module):
+    """A convolution with zeros around its input, as a product of what lies under its kernel at each place."""
+
+    def __init__(self, convolution: Any) -> None:
+        super().__init__()
+        outputs, self._along, *_ = convolution.weight.shape
+        self.stride: int = convolution.stride[0]
+        self.product = nn.Linear(1, 1, bias=False)
+        self.product.weight = convolution.weight.reshape(outputs, -1)
+        if "bias" in convolution:
+            self.product.bias = convolution.bias
+
+    def __call__(self, x: mx.array) -> mx.array:
+        lengths = [-(-length // self.stride) for length in x.shape[1:3]]
+        spans = [(length - 1) * self.stride + 1 for length in lengths]
+        missing = [max(0, span + self._along - 1 - own) for span, own in zip(spans, x.shape[1:3], strict=True)]
+        padded = mx.pad(x, [(0, 0), *((each // 2, each - each // 2) for each in missing), (0, 0)])
+        parts = [
+            padded[:, top : top + spans[0] : self.stride, left : left + spans[1] : self.stride]
+            for top in range(self._along)
+            for left in range(self._along)
+        ]
+        found: mx.array = self.product(mx.concatenate(parts, axis=-1))
+        return found
+
+
+def product_of_convolution(module: Any) -> nn.Module | None:
+    """For CPUs, whose native kernels compute products: of a convolution of single pixels, or with zeros around its
+    input so that its output is as large."""
+    if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.dilation not in (1, (1, 1)):
+        return None
+    _, rows, columns, _ = module.weight.shape
+    if type(module).__name__ == "Conv2dSame" and rows == columns:
+        return UnfoldedConvolution(module)
+    pixels = (rows, columns, *module.stride, *module.padding) == (1, 1, 1, 1, 0, 0)
+    return UnfoldedConvolution(module).product if pixels and type(module) is nn.Conv2d else None
+
+
 HELD: Final = 6
 """As many arrays of a convolution's size are there at a time: its input, its own, and what norms and GELUs make."""
 
 
 def _convolutions(block: Any) -> Iterator[tuple[int, int, int]]:
     """The stride, outputs and unfolded numbers of each convolution, in order."""
-    for _, module in reversed(block.named_modules()):
-        if isinstance(module, nn.Conv2d):
+    for path, module in reversed(block.named_modules()):
+        if isinstance(module, UnfoldedConvolution):
+            outputs, unfolded = module.product.weight.shape
+            yield module.stride, outputs, unfolded
+        elif isinstance(module, nn.Conv2d):
             outputs, *kernel = module.weight.shape
             yield module.stride[0], outputs, kernel[0] * kernel[1] * kernel[2]
-        elif isinstance(module, nn.Linear):  # of single pixels
+        elif isinstance(module, nn.Linear) and not path.endswith("product"):  # of single pixels
             yield 1, module.weight.shape[0], 0
 
 

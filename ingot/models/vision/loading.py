@@ -65,25 +65,12 @@ def load_vision_tower(folder: Path, config: dict[str, Any], device: Device, dtyp
         raise ModelError(f"The vision tower in {folder.name} cannot be loaded: {error}") from error
     for part in _tower_parts(model, family):
         if device.kind == "cpu":
-            swap_each(part, _pixel_product)
+            swap_each(part, conv_towers.product_of_convolution)
         settle_precision(part, device, dtype)
         if device.kind == "cpu":
             swap_tower_modules(part)
         mx.eval(part.parameters())
     return family.make(model, config, ProcessorFiles.read(folder), device)
-
-
-def _pixel_product(module: Any) -> nn.Linear | None:
-    """A convolution of single pixels is a product, which native kernels compute."""
-    if type(module) is not nn.Conv2d or module.weight.shape[1:3] != (1, 1) or module.groups > 1:
-        return None
-    if tuple(module.stride) != (1, 1) or tuple(module.padding) != (0, 0):
-        return None
-    product = nn.Linear(1, 1, bias=False)
-    product.weight = module.weight.reshape(module.weight.shape[0], -1)
-    if "bias" in module:
-        product.bias = module.bias
-    return product
 
 
 LARGEST_IMAGE: Final = Size(16_384, 16_384)
