@@ -82,8 +82,12 @@ INGOT_INLINE inline Vec repeated_four(const float* four) {
 
 // Of four vectors of parts, the scores: of the first keys of all of them, then of the second ones.
 INGOT_INLINE inline Vec totals(const Vec* parts) {
-  auto interleaved = [](Vec a, Vec b, int from) { return chosen(a, b, [from](int i) { return i / 4 * 4 + i % 4 / 2 + from + i % 2 * kVector; }); };
-  auto paired = [](Vec a, Vec b, int from) { return chosen(a, b, [from](int i) { return i / 4 * 4 + i % 2 + from + i % 4 / 2 * kVector; }); };
+  auto interleaved = [](Vec a, Vec b, int from) {
+    return chosen(a, b, [from](int i) { return i / 4 * 4 + i % 4 / 2 + from + i % 2 * kVector; });
+  };
+  auto paired = [](Vec a, Vec b, int from) {
+    return chosen(a, b, [from](int i) { return i / 4 * 4 + i % 2 + from + i % 4 / 2 * kVector; });
+  };
   const Vec a = interleaved(parts[0], parts[1], 0) + interleaved(parts[0], parts[1], 2);
   const Vec b = interleaved(parts[2], parts[3], 0) + interleaved(parts[2], parts[3], 2);
   return paired(a, b, 0) + paired(a, b, 2);
@@ -119,7 +123,10 @@ inline void few_scores(const float* q, const Key& key, Stride stride, Dim dim, f
 #pragma GCC unroll 4
       for (int i = 0; i < kSharing; i++)
 #pragma GCC unroll 4
-        for (int a = 0; a < R; a++) parts[a][b] = fused(repeated_four(q + static_cast<size_t>(a) * stride + kParts * i), keys[i], parts[a][b]);
+        for (int a = 0; a < R; a++) {
+          const Vec row = repeated_four(q + static_cast<size_t>(a) * stride + kParts * i);
+          parts[a][b] = fused(row, keys[i], parts[a][b]);
+        }
     }
   };
   int d = 0;
@@ -174,15 +181,19 @@ void scored(const float* q, const KeyBlock<Number>& block, int lo, int hi, int d
   const size_t whole = static_cast<size_t>(kKeyBlock) * dim;
   for (int j = lo / K * K; j < hi; j += K) {
     const size_t at = static_cast<size_t>(j) * dim, ahead = at + kAhead / sizeof(Number), bytes = K * sizeof(Number) * dim;
-    Soon keys = soon_read(ahead < whole ? block.keys + ahead : block.next + (ahead - whole), bytes), values = soon_read(block.values + at, bytes);
+    Soon keys = soon_read(ahead < whole ? block.keys + ahead : block.next + (ahead - whole), bytes);
+    Soon values = soon_read(block.values + at, bytes);
     auto ask = [&]() INGOT_INLINE {
       keys.ask(K * sizeof(Number) * kVector);
       values.ask(K * sizeof(Number) * kVector);
     };
-    if (j >= lo && j + K <= hi)
-      few_scores<R>(q, [from = block.keys + at, dim](int i) { return from + static_cast<size_t>(i) * dim; }, dim, dim, scores + j, ask);
-    else  // others again instead of those that are not seen
-      few_scores<R>(q, [&](int i) { return block.keys + static_cast<size_t>(std::clamp(j + i, lo, hi - 1)) * dim; }, dim, dim, scores + j, ask);
+    if (j >= lo && j + K <= hi) {
+      auto key = [from = block.keys + at, dim](int i) { return from + static_cast<size_t>(i) * dim; };
+      few_scores<R>(q, key, dim, dim, scores + j, ask);
+    } else {  // others again instead of those that are not seen
+      auto key = [&](int i) { return block.keys + static_cast<size_t>(std::clamp(j + i, lo, hi - 1)) * dim; };
+      few_scores<R>(q, key, dim, dim, scores + j, ask);
+    }
   }
 }
 
@@ -206,7 +217,9 @@ void scored_apart(const float* q, int rows, const KeyBlock<Number>& block, int l
 }
 
 // Where a panel has a dim of its keys: what a part is made of lies behind one another.
-INGOT_INLINE inline size_t in_panel(int d, int dim) { return static_cast<size_t>(d % kParts * ((dim + kParts - 1) / kParts) + d / kParts) * kPanel; }
+INGOT_INLINE inline size_t in_panel(int d, int dim) {
+  return static_cast<size_t>(d % kParts * ((dim + kParts - 1) / kParts) + d / kParts) * kPanel;
+}
 
 // A part's sums of kRows rows, turned around, with a panel of keys.
 INGOT_INLINE inline void part_sums(const float* q, const float* panel, int part, int dim, Vec (&sums)[kRows][2]) {
@@ -266,7 +279,10 @@ void turn_keys(const Number* k, int begin, int lo, int hi, int dim, int stride, 
       if (whole && d + kVector <= dim) {
         turn_square([=](int i) INGOT_INLINE { return loaded<Vec>(from + static_cast<ptrdiff_t>(i) * stride); }, d, dim, panel + j);
       } else {
-        auto some = [=](int i) { return begin + i >= lo && begin + i < hi ? some_numbers(from + static_cast<ptrdiff_t>(i) * stride, dim - d) : Vec{}; };
+        auto some = [=](int i) {
+          const bool seen = begin + i >= lo && begin + i < hi;
+          return seen ? some_numbers(from + static_cast<ptrdiff_t>(i) * stride, dim - d) : Vec{};
+        };
         turn_square(some, d, dim, panel + j);
       }
     }
@@ -276,7 +292,8 @@ void turn_keys(const Number* k, int begin, int lo, int hi, int dim, int stride, 
 // The block's values and the next one's keys are asked for meanwhile.
 template <class Number>
 void scored_together(const float* q, int rows, const KeyBlock<Number>& block, int lo, int hi, int dim, float* panel, float* scores) {
-  const int bytes = kKeyBlock * dim * static_cast<int>(sizeof(Number)), tiles = (hi - lo / kPanel * kPanel + kPanel - 1) / kPanel * ((rows + kRows - 1) / kRows);
+  const int bytes = kKeyBlock * dim * static_cast<int>(sizeof(Number)), panels = (hi - lo / kPanel * kPanel + kPanel - 1) / kPanel;
+  const int tiles = panels * ((rows + kRows - 1) / kRows);
   Soon values = soon_read(block.values, bytes), next = soon_read(block.next, bytes);
   for (int begin = lo / kPanel * kPanel; begin < hi; begin += kPanel) {
     turn_keys(block.keys, begin, lo, hi, dim, dim, panel);
