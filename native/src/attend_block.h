@@ -53,7 +53,7 @@ INGOT_INLINE inline void turn(Vec (&square)[kVector]) {
 }
 
 // Some dims of kSharing keys, a key in a vector, become the first four of all, the next four and so on.
-INGOT_INLINE inline void share_out(Vec (&keys)[kSharing]) {
+INGOT_INLINE inline void share_out([[maybe_unused]] Vec (&keys)[kSharing]) {
 #if defined(__AVX512F__)
   auto two = [](__m512 a, __m512 b, auto which) { return _mm512_shuffle_f32x4(a, b, which); };
   constexpr std::integral_constant<int, 0x44> kLow;
