@@ -24,9 +24,8 @@ namespace ingot {
 namespace mx = mlx::core;
 namespace {
 
-constexpr int kTileRows = 96;   // queries times heads that share keys, of one task
-constexpr int kWideRows = 192;  // the same, where there are so many that they are taken in another way
-constexpr int kMany = 48;       // from which on they are
+constexpr int kTileRows = 192;  // queries times heads that share keys, of one task
+constexpr int kMany = 48;       // of a span's, from which on they are taken in register tiles where there are any
 
 // Whether rows meet keys in register tiles (Wide), not in float32.
 bool takes_tiles(const Heads& how, const Span& span) {
@@ -63,10 +62,9 @@ Sight sight_of(const Heads& how, const Task& task, int window) {
 // How the work is shared out.
 struct Plan {
   Plan(const Heads& how, const Spans& spans, int window) {
-    const int group = how.heads / how.kv_heads;
+    const int most = std::max(1, kTileRows * how.kv_heads / how.heads);
     for (const Span& span : spans) {
       const bool in_tiles = takes_tiles(how, span) && spans.table(span).coded.empty();
-      const int most = std::max(1, (in_tiles ? kWideRows : kTileRows) / group);
       for (int first = 0, count; first < span.count; first += count) {
         count = std::min(most, span.count - first);
         for (int head = 0; head < how.kv_heads; head++) tasks.push_back({&span, head, first, count, in_tiles});

@@ -42,16 +42,6 @@ inline V loaded(const Byte* from) {
   return v;
 }
 
-// Bytes that are read soon. They are asked for a few lines at a time while something is computed: many at once would be waited for.
-struct Soon {
-  static constexpr int kLine = 64;
-  const uint8_t *at, *end;
-
-  INGOT_INLINE inline void ask(int bytes = kLine) {
-    for (; bytes > 0 && at < end; bytes -= kLine, at += kLine) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 // Each code's level: of its last four bits.
 INGOT_INLINE inline Vec levels_at(const float* levels, IntegerVec codes) {
 #if defined(__AVX512F__)
@@ -223,13 +213,14 @@ void dots(const CodedTile& tile, int rows, bool packed, const Number* keys, int 
     return;
   }
   in_fours(rows, [&](size_t row, auto count) {
-    constexpr int R = decltype(count)::value, K = R == 1 ? 8 : 4;
+    constexpr int R = decltype(count)::value, K = kScored<R>;
     with_dims(size, dims, [&](auto stride, auto some) {
       const float* q = tile.turned + row * stride + begin;
       Soon own = soon;  // which stays in registers
       for (int j = 0; j < kKeyBlock; j += K) {
-        own.ask(K * some);
-        few_scores<R, K>(q, keys + static_cast<size_t>(j) * stride + begin, stride, some, out + row * kKeyBlock + j);
+        const Number* from = keys + static_cast<size_t>(j) * stride + begin;
+        few_scores<R>(q, [=](int i) { return from + static_cast<size_t>(i) * stride; }, stride, some, out + row * kKeyBlock + j,
+                      [&]() INGOT_INLINE { own.ask(K * kVector); });
       }
       soon = own;
     });
@@ -355,8 +346,7 @@ void sum_up_codes(const CodedLayout& layout, const uint8_t* page, int rows, cons
 }
 
 Soon soon_read(const CodedLayout& layout, const CodedSide& side, const uint8_t* page) {
-  const uint8_t* codes = page + side.codes;
-  return {codes, codes + static_cast<size_t>(kKeyBlock) * layout.size * side.bits / 8};
+  return soon_read(page + side.codes, static_cast<size_t>(kKeyBlock) * layout.size * side.bits / 8);
 }
 
 // What the rows find in a coded page, all of whose keys they see. Its values are asked for while keys are scored, and the next
@@ -367,8 +357,10 @@ void meet_coded(const Coded& coded, int page, float cap, int rows, bool packed, 
   const Soon values = soon_read(layout, layout.values, at);
   const Soon next = page + 1 < coded.count ? soon_read(layout, layout.keys, coded.at(page + 1)) : Soon{};
   score_codes(layout, at, rows, packed, tile, room, values);
-  for (int row = 0; row < rows; row++)
-    tile.worth[row] = weighed(tile.scores + static_cast<size_t>(row) * kKeyBlock, 0, kKeyBlock, cap, found.largest[row], found.total[row]);
+  in_fours(rows, [&](int row, auto count) {
+    weighed<decltype(count)::value>(tile.scores + static_cast<size_t>(row) * kKeyBlock, [](int) { return std::pair{0, kKeyBlock}; }, cap,
+                                    found.largest + row, found.total + row, tile.worth + row);
+  });
   sum_up_codes(layout, at, rows, tile, room, next, found);
 }
 

@@ -159,33 +159,37 @@ void meet(const Asking& asking, const float* q, const KeyBlock<Number>& block, i
           Found found) {
   const int rows = asking.rows(), dim = asking.how.dim;
   if (packed)
-    scored_together(q, rows, block.keys, lo, hi, dim, tile.panel, tile.scores);
+    scored_together(q, rows, block, lo, hi, dim, tile.panel, tile.scores);
   else
     scored_apart(q, rows, block, lo, hi, dim, tile.scores);
-  for (int row = 0; row < rows; row++) {
-    float* scores = tile.scores + static_cast<size_t>(row) * kKeyBlock;
-    const auto [first, last] = asking.sees(row, base, lo, hi);
-    tile.worth[row] = 1.0f;
-    if (first < last)
-      tile.worth[row] = weighed(scores, first, last, asking.how.cap, found.largest[row], found.total[row]);
-    else
-      std::fill(scores, scores + kKeyBlock, 0.0f);
-  }
-  auto sum_up = [&](const auto* values) {
+  auto find = [&](const auto& sees) {
+    auto scores = [&](int row) { return tile.scores + static_cast<size_t>(row) * kKeyBlock; };
     in_fours(rows, [&](int row, auto count) {
-      constexpr int R = decltype(count)::value;
-      const int begin = asking.sees(row, base, lo, hi).first, end = asking.sees(row + R - 1, base, lo, hi).second;
-      summed<R>(tile.scores + static_cast<size_t>(row) * kKeyBlock, values, begin, end, dim, tile.worth + row,
-                found.sums + static_cast<size_t>(row) * dim);
+      weighed<decltype(count)::value>(scores(row), [&](int a) { return sees(row + a); }, asking.how.cap, found.largest + row,
+                                      found.total + row, tile.worth + row);
     });
+    auto sum_up = [&](const auto* values, int stride, int begin, int count) {
+      in_fours(rows, [&](int row, auto some) {
+        constexpr int R = decltype(some)::value;
+        summed<R>(scores(row), values, stride, sees(row).first, sees(row + R - 1).second, count, tile.worth + row,
+                  found.sums + static_cast<size_t>(row) * dim + begin, dim);
+      });
+    };
+    if (!packed) return sum_up(block.values, dim, 0, dim);
+    // As many as stay near while many rows pass by.
+    const int step = std::min(kWide * kVector, dim);
+    for (int begin = 0; begin < dim; begin += step) {
+      const int count = std::min(step, dim - begin);
+      for (int j = lo; j < hi; j++) widen(block.values + static_cast<ptrdiff_t>(j) * dim + begin, count, tile.values + j * step);
+      sum_up(static_cast<const float*>(tile.values), step, begin, count);
+    }
   };
-  if (!packed || std::is_same_v<Number, float>) {
-    sum_up(block.values);
-  } else {
-    const ptrdiff_t first = static_cast<ptrdiff_t>(lo) * dim;
-    widen(block.values + first, static_cast<size_t>(hi - lo) * dim, tile.values + first);
-    sum_up(static_cast<const float*>(tile.values));
-  }
+  const std::pair all{0, kKeyBlock};
+  // The first row sees the fewest of the last keys, the last one the fewest of the first.
+  if (asking.sees(0, base, lo, hi) == all && asking.sees(rows - 1, base, lo, hi) == all)
+    find([](int) { return std::pair{0, kKeyBlock}; });
+  else
+    find([&](int row) { return asking.sees(row, base, lo, hi); });
 }
 
 void find_nothing(Found found) {

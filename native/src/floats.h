@@ -106,7 +106,7 @@ struct Tile {
 
   Tile(float* scratch, int rows, int dim)
       : padded((rows + kMostRows - 1) / kMostRows * kMostRows), q(scratch), panel(q + whole_lines(static_cast<size_t>(padded) * dim)),
-        scores(panel + static_cast<size_t>(kMostPanel) * dim), worth(scores + static_cast<size_t>(padded) * kKeyBlock),
+        scores(panel + static_cast<size_t>(kMostPanel) * (dim + 3)), worth(scores + static_cast<size_t>(padded) * kKeyBlock),
         values(worth + whole_lines(padded)), end(values + static_cast<size_t>(kKeyBlock) * dim) {}
 
   static size_t size(int rows, int dim) {

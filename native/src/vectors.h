@@ -62,23 +62,23 @@ inline void stored(float* to, V v) {
 
 // What follows is written for a value and for a vector of them: the compiler makes no vectors of code that chooses.
 template <class F>
-using Integer = std::conditional_t<std::is_same_v<F, float>, int32_t, IntegerVec>;
+using Integer = std::conditional_t<std::is_same_v<F, float>, int32_t, decltype(F{} < F{})>;
 
 // The larger of both; what is no number stays so.
 inline float at_least(float x, float least) { return x < least ? least : x; }
 
-inline Vec at_least(Vec x, float least) {
+template <class V>
+inline V at_least(V x, float least) {
 #if defined(__aarch64__)
-  return (Vec)vmaxq_f32((float32x4_t)x, vdupq_n_f32(least));
+  if constexpr (sizeof(V) == 16) return (V)vmaxq_f32((float32x4_t)x, vdupq_n_f32(least));
 #elif defined(__AVX512F__)
-  return (Vec)_mm512_max_ps(_mm512_set1_ps(least), (__m512)x);
-#else
-  const Vec bound = Vec{} + least;
-  return x < bound ? bound : x;
+  if constexpr (sizeof(V) == 64) return (V)_mm512_max_ps(_mm512_set1_ps(least), (__m512)x);
 #endif
+  const V bound = V{} + least;
+  return x < bound ? bound : x;
 }
 
-constexpr float kLeast = -87.0f;
+constexpr float kLeast = -86.5f;  // below it, exponents would not fit
 
 // Relative error below 2e-7 for x from kLeast to 0; next to nothing below, which is enough for softmax.
 template <class F>
@@ -88,12 +88,9 @@ inline F share(F given) {
   const F shifted = fused(x, 1.44269504f, F{} + 12582912.0f), n = shifted - 12582912.0f;
   const F r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, x)), square = r * r;
   // In pairs, which do not wait for each other.
-  const F first = fused(r, 1.6666665459e-1f, F{} + 5.0000001201e-1f);
-  const F second = fused(r, 8.3334519073e-3f, F{} + 4.1665795894e-2f);
-  const F third = fused(r, 1.9875691500e-4f, F{} + 1.3981999507e-3f);
-  const F y = fused(fused(fused(third, square, second), square, first), square, r) + 1.0f;
-  const Integer<F> exponent = (std::bit_cast<Integer<F>>(shifted) << 23) + (127 << 23);
-  return y * std::bit_cast<F>(exponent);
+  const F first = fused(r, 1.66671142e-1f, F{} + 4.99992311e-1f), second = fused(r, 8.31252150e-3f, F{} + 4.18901592e-2f);
+  const F y = fused(fused(second, square, first), square, r) + 1.0f;
+  return std::bit_cast<F>(std::bit_cast<Integer<F>>(y) + (std::bit_cast<Integer<F>>(shifted) << 23));
 }
 
 // The same, and nothing below: it may be multiplied with what is huge.
