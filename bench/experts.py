@@ -121,8 +121,8 @@ class Disk:
         self._gbps, self._lock, self._free = gbps, threading.Lock(), 0.0
         self.drops = gbps is None and hasattr(os, "posix_fadvise")
 
-    def read(self, descriptor: int, into: memoryview, offset: int) -> int:
-        count = os.preadv(descriptor, [into], offset)
+    def read(self, descriptor: int, into: Sequence[memoryview], offset: int) -> int:
+        count = os.preadv(descriptor, into, offset)
         if self.drops:
             os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
         if self._gbps is not None:
@@ -151,7 +151,7 @@ class Disk:
 
         def one(number: int) -> int:
             path, offset = places[number]
-            return self.read(files[path], memoryview(bytearray(size)), offset)
+            return self.read(files[path], [memoryview(bytearray(size))], offset)
 
         try:
             with ThreadPoolExecutor(READERS) as threads:

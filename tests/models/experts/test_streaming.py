@@ -5,82 +5,32 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
 
-import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.errors import ConfigError, ModelError
-from ingot.kernels.device import current_device
-from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.adapter import ModelAdapter
 from ingot.models.experts.files import WeightsUnreadable, read_bytes
-from ingot.models.experts.loading import ExpertMemory
-from ingot.models.experts.streaming import ExpertStore
-from ingot.upstream import SwitchLinear
 from tests.launches import computed, decoded, prompt_logits
-from tests.models.layers import family_configs
+from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
 from tests.one_path import one_path
 
 __all__ = ["one_path"]
 pytestmark = pytest.mark.usefixtures("rules")
 
-EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
-WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
-OUTPUTS = ("o_proj.weight", "down_proj.weight")
-PACKINGS = {
-    "32 bits": None,
-    "4 bits": {"group_size": 32, "bits": 4},
-    "8 bits": {"group_size": 32, "bits": 8},
-    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
-}
 CASES = [
     *(("qwen3_moe", packing) for packing in PACKINGS),
     *(("qwen3_5_moe", "4 bits"), ("gpt_oss", "mxfp4"), ("deepseek_v3", "4 bits"), ("glm4_moe", "32 bits")),
     *(("nemotron_h", "8 bits"), ("mixtral", "4 bits"), ("olmoe", "32 bits")),
 ]
-PROMPT = [5, 17, 3, 29, 11, 23, 7, 19, 2, 31, 41, 43]
-
-
-def saved(family: str, folder: Path, packing: dict[str, Any] | None = None, *, calm: bool = False) -> Path:
-    """With random weights. Those of a `calm` model hardly change what is handed from layer to layer."""
-    config = {**family_configs.config(family)}
-    (config.get("text_config") or config).update({**EXPERTS, **WIDE})
-    module = family_configs.import_upstream(f"mlx_lm.models.{config['model_type']}")
-    mx.random.seed(3)
-    model = module.Model(module.ModelArgs.from_dict(config))
-    routers = [(path, array) for path, array in tree_flatten(model.parameters()) if "gate.weight" in path]
-    model.update(tree_unflatten([(path, mx.random.normal(array.shape)) for path, array in routers]))
-    if calm:
-        outputs = [(path, array) for path, array in tree_flatten(model.parameters()) if path.endswith(OUTPUTS)]
-        model.update(tree_unflatten([(path, array * 1e-3) for path, array in outputs]))
-    if packing is not None:
-        model.set_dtype(mx.bfloat16)
-        nn.quantize(model, **packing, class_predicate=lambda path, each: isinstance(each, SwitchLinear))
-        config["quantization"] = packing
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    return folder
-
-
-def loaded(folder: Path, share: float | None = None, **options: Any) -> ModelAdapter:
-    memory = None if share is None else ExpertMemory(lambda others, experts: int(experts * share), **options)
-    return load_model_adapter(folder, current_device(), widest=64, expert_memory=memory)
 
 
 def reference(folder: Path, rules: str) -> ModelAdapter:
     """With all experts in memory. On CUDA they would be part of decode graphs, whose sums have another order."""
     return loaded(folder, 2.0, always=True) if rules == "cuda" else loaded(folder)
-
-
-def store_of(adapter: ModelAdapter) -> ExpertStore:
-    assert adapter.experts is not None
-    return adapter.experts
 
 
 def all_logits(adapter: ModelAdapter) -> list[mx.array]:
@@ -202,7 +152,7 @@ class Drive:
         self.fault: Callable[[], int | None] = lambda: None
         self.reads = 0
 
-    def __call__(self, descriptor: int, into: memoryview, offset: int) -> int:
+    def __call__(self, descriptor: int, into: Sequence[memoryview], offset: int) -> int:
         self.reads += 1
         count = self.fault()
         return read_bytes(descriptor, into, offset) if count is None else count
