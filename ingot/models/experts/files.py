@@ -206,24 +206,33 @@ def padded(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SparePiece:
-    memory: mmap.mmap
+    memory: memoryview
     address: int
+
+
+def page_memory(size: int) -> SparePiece:
+    memory = mmap.mmap(-1, size)
+    return SparePiece(memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)))
 
 
 class SpareMemory:
     """Memory that begins where a page does, for experts that are not read into their slots themselves."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], SparePiece] = page_memory) -> None:
+        self._allocate = allocate
         self._free: dict[int, list[SparePiece]] = {}
+
+    def reserve(self, count: int, size: int) -> None:
+        """So many pieces, which are there from then on."""
+        pieces = self._free.setdefault(padded(size), [])
+        pieces += [self._allocate(padded(size)) for _ in range(count - len(pieces))]
 
     def take(self, size: int) -> SparePiece:
         """At least so many bytes. For any thread."""
-        size = max(ALIGNED, padded(size))
         try:
-            return self._free.setdefault(size, []).pop()
+            return self._free.setdefault(padded(size), []).pop()
         except IndexError:
-            memory = mmap.mmap(-1, size)
-            return SparePiece(memory, ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+            return self._allocate(padded(size))
 
     def give_back(self, piece: SparePiece) -> None:
         self._free.setdefault(len(piece.memory), []).append(piece)

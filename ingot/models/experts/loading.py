@@ -17,6 +17,7 @@ from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device, available_memory
+from ingot.kernels.gpu.device_copies import find_device_copies
 from ingot.models.checkpoint import pause_loading
 from ingot.models.experts.files import READERS, ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
 from ingot.models.experts.kept import KEPT
@@ -116,7 +117,8 @@ def _streamed(
     kept = KEPT.take(form)
     filled = [] if kept is not None else _all_filled_slots(found, layers, counts, files, device)
     _choose_cache(files, memory, sum(each.count * each.bytes_of_one for each in layers))
-    store = ExpertStore(files, read_ahead=memory.read_ahead, form=form)  # from here on nothing fails
+    copies = find_device_copies(device)
+    store = ExpertStore(files, read_ahead=memory.read_ahead, form=form, copies=copies)  # from here on nothing fails
     for number, (path, module) in enumerate(found):
         slots = filled[number] if kept is None else kept[number].slots
         layer = LayerExperts(store, layers[number], slots, guesses[number])

@@ -8,10 +8,12 @@ metadata what is in it. mlx-lm does not know it: such folders are for ingot alon
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -25,9 +27,6 @@ from ingot.models.files.folder_checks import EXPERT_RECORDS, RECORD_LAYOUT
 from ingot.models.files.model_config import older_config_names
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.upstream import load_config, load_model
-
-BATCH_BYTES: Final = 64 << 20
-"""Written at a time."""
 
 
 def write_expert_records(folder: Path, target: Path, progress: Progress) -> None:
@@ -63,22 +62,35 @@ def _loaded(folder: Path) -> tuple[Any, dict[str, mx.array]]:
 
 
 def _write_layer(file: Path, layer: StoredExperts, files: ExpertFiles) -> None:
-    size = padded(layer.bytes_of_one)
-    layout = [[part.projection, part.name, _dtype_name(part.dtype), part.shape] for part in layer.parts]
-    tensor = {"dtype": "U8", "shape": [layer.count, size], "data_offsets": [0, layer.count * size]}
-    metadata = {"format": "ingot", RECORD_LAYOUT: json.dumps({layer.path: layout})}
-    header = json.dumps({"__metadata__": metadata, f"{layer.path}.{EXPERT_RECORDS}": tensor}).encode()
+    def fill(expert: int, parts: Sequence[memoryview]) -> None:
+        for part, into in zip(layer.parts, parts, strict=True):
+            files.read(part.ranges[expert], [into])
+
+    arrays = [(part.projection, part.name, part.dtype, part.shape) for part in layer.parts]
+    write_record_file(file, layer.path, layer.count, arrays, fill)
+
+
+def write_record_file(
+    file: Path,
+    path: str,
+    count: int,
+    arrays: Sequence[tuple[str, str, mx.Dtype, Sequence[int]]],
+    fill: Callable[[int, Sequence[memoryview]], None],
+) -> None:
+    """The experts of the layer at that path in the model. `arrays` are (projection, name, dtype, shape) of those of one
+    expert; `fill` writes them to memory, by the expert's number."""
+    sizes = [math.prod(shape) * dtype.size for _, _, dtype, shape in arrays]
+    size = padded(sum(sizes))
+    layout = [[projection, name, _dtype_name(dtype), list(shape)] for projection, name, dtype, shape in arrays]
+    tensor = {"dtype": "U8", "shape": [count, size], "data_offsets": [0, count * size]}
+    metadata = {"format": "ingot", RECORD_LAYOUT: json.dumps({path: layout})}
+    header = json.dumps({"__metadata__": metadata, f"{path}.{EXPERT_RECORDS}": tensor}).encode()
     header += b" " * (padded(8 + len(header)) - 8 - len(header))  # so that records begin where pages do
-    batch = max(1, BATCH_BYTES // size)
     with file.open("wb") as stream:
         stream.write(len(header).to_bytes(8, "little") + header)
-        for begin in range(0, layer.count, batch):
-            held = bytearray(size * min(batch, layer.count - begin))
-            for number in range(len(held) // size):
-                at = number * size
-                for part in layer.parts:
-                    files.read(part.ranges[begin + number], [memoryview(held)[at : at + part.size]])
-                    at += part.size
+        for expert in range(count):
+            held, ends = memoryview(bytearray(size)), list(accumulate(sizes))
+            fill(expert, [held[end - own : end] for end, own in zip(ends, sizes, strict=True)])
             stream.write(held)
 
 

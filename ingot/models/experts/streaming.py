@@ -24,6 +24,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ingot.kernels.gpu.device_copies import DeviceCopies
 from ingot.models.experts.files import (
     LONGEST_WAIT_S,
     READERS,
@@ -31,6 +32,7 @@ from ingot.models.experts.files import (
     ExpertRead,
     ExpertReaders,
     SpareMemory,
+    SparePiece,
     WeightsUnreadable,
 )
 from ingot.models.experts.kept import KEPT, KeptLayer
@@ -66,14 +68,23 @@ class StreamedExperts(nn.Module):
 class ExpertStore:
     """All experts of a model. Only the engine thread may use it, except for `stats`."""
 
-    def __init__(self, files: ExpertFiles, *, read_ahead: bool = True, form: Hashable = None) -> None:
-        """`form` is all that the numbers in slots depend on."""
+    def __init__(
+        self,
+        files: ExpertFiles,
+        *,
+        read_ahead: bool = True,
+        form: Hashable = None,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """`form` is all that the numbers in slots depend on. `copies` bring what was read to the device, where it has
+        memory of its own."""
         self.readers = ExpertReaders(files)
         self.read_ahead = read_ahead
         self.meanwhile: Callable[[], None] = lambda: None
         """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []
-        self.spare = SpareMemory()
+        self.copies = copies
+        self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
         self.files, self._form, self._counts = files, form, ExpertStats()
 
     @property
@@ -238,7 +249,7 @@ class LayerExperts:
         """The products of each token and its experts, as the products give them with all experts in memory."""
         self._products = products
         if self._weights is None:
-            self._weights = SlotWeights(products, self.stored, self._store.files, self._store.spare)
+            self._weights = self._slot_weights(products)
         following = self._following()
         guess = None if following is None or following.guess is None else following.guess(x)
         mx.eval(indices, *([] if guess is None else [guess]))
@@ -258,6 +269,12 @@ class LayerExperts:
             y = self._products_of(x, chosen, some, products, y)
         assert y is not None
         return y
+
+    def _slot_weights(self, products: nn.Module) -> SlotWeights:
+        store = self._store
+        if store.copies is not None:  # memory is pinned on this thread alone
+            store.spare.reserve(2 * READERS, self.stored.most_spare)
+        return SlotWeights(products, self.stored, store.files, store.spare, store.copies)
 
     def _following(self) -> LayerExperts | None:
         """The next layer, if its experts are to be guessed."""

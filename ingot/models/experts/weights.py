@@ -19,6 +19,7 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
+from ingot.kernels.gpu.device_copies import DeviceCopies
 from ingot.models.experts.files import ExpertFiles, ExpertRead, FileRange, SpareMemory, SparePiece, padded
 from ingot.models.files.drive_speed import ALIGNED
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear
@@ -32,6 +33,8 @@ PARTS: Final = ("weight", "scales", "biases", "bias", "global_scale")
 PACKED: Final = ("weight", "scales", "biases")
 """Those of quantised weights."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Runs = list[tuple[FileRange, list[int]]]
+"""What lies side by side in a file, with the numbers of the parts that are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,15 @@ class StoredExperts:
     def bytes_of_one(self) -> int:
         return sum(part.size for part in self.parts)
 
-    def runs_of(self, expert: int) -> list[tuple[FileRange, list[int]]]:
+    @property
+    def most_spare(self) -> int:
+        """Bytes that hold an expert wherever it lies."""
+        return sum(padded(part.size) + ALIGNED for part in self.parts)
+
+    def runs_of(self, expert: int) -> Runs:
         """Where an expert lies: what is side by side in a file, with the numbers of the parts that are there."""
         places = [part.ranges[expert] for part in self.parts]
-        runs: list[tuple[FileRange, list[int]]] = []
+        runs: Runs = []
         for number in sorted(range(len(places)), key=lambda number: (places[number].file, places[number].offset)):
             place = places[number]
             if runs and (runs[-1][0].file, runs[-1][0].end) == (place.file, place.offset):
@@ -131,39 +139,37 @@ class BesideSlot:
 
     at_once: Final = False
 
-    def __init__(self, weights: SlotWeights, expert: int, slot: int, spans: Sequence[FileRange]) -> None:
+    def __init__(self, weights: SlotWeights, expert: int, slot: int, runs: Runs, spans: Sequence[FileRange]) -> None:
+        """`spans` are what is read for these runs."""
         self._weights, self._slot, self._spans = weights, slot, spans
-        self._begins = np.cumsum([0, *(padded(span.size) for span in spans)]).tolist()
-        self._places = [part.ranges[expert] for part in weights.stored.parts]
+        self._begins, begin = [], 0
+        self._offsets = dict[int, int]()  # of each part
+        for (_, numbers), span in zip(runs, spans, strict=True):
+            self._begins.append(begin)
+            for number in numbers:
+                self._offsets[number] = begin + weights.stored.parts[number].ranges[expert].offset - span.offset
+            begin += padded(span.size)
         self._held: SparePiece | None = None
 
     def begin(self) -> Sequence[Sequence[memoryview]]:
-        self._held = self._weights.spare.take(self._begins[-1])
-        whole = memoryview(self._held.memory)
-        return [[whole[begin : begin + span.size]] for begin, span in zip(self._begins, self._spans, strict=False)]
+        self._held = self._weights.spare.take(self._weights.stored.most_spare)
+        whole = self._held.memory
+        return [[whole[begin : begin + span.size]] for begin, span in zip(self._begins, self._spans, strict=True)]
 
     def parts(self) -> list[Bytes]:
         """The arrays that were read."""
         assert self._held is not None
         whole = np.frombuffer(self._held.memory, np.uint8)
-        return [whole[begin : begin + place.size] for begin, place in zip(self._offsets(), self._places, strict=True)]
-
-    def _offsets(self) -> list[int]:
-        def offset(place: FileRange) -> int:
-            number = next(
-                n
-                for n, span in enumerate(self._spans)
-                if span.file == place.file and span.offset <= place.offset < span.end
-            )
-            return int(self._begins[number] + place.offset - self._spans[number].offset)
-
-        return [offset(place) for place in self._places]
+        sizes = [part.size for part in self._weights.stored.parts]
+        return [whole[self._offsets[n] : self._offsets[n] + size] for n, size in enumerate(sizes)]
 
     def deliver(self) -> bool:
         assert self._held is not None
-        arrival = self._weights.arrival
-        if arrival is not None:
-            arrival.fill([self._held.address + offset for offset in self._offsets()], self._slot)
+        given = [self._held.address + self._offsets[number] for number in range(len(self._offsets))]
+        if self._weights.arrival is not None:
+            self._weights.arrival.fill(given, self._slot)
+        elif self._weights.copies is not None:
+            self._weights.copies.copy(self._weights.copies_to(self._slot, given))
         elif self._weights.is_same:
             for number, own in enumerate(self.parts()):
                 self._weights.memory(number, self._slot)[:] = own
@@ -181,24 +187,43 @@ class SlotWeights:
     """The arrays of a layer's slots, and how an expert gets into one of them. Only the engine thread may use it, while
     nothing that reads a slot is being evaluated."""
 
-    def __init__(self, products: nn.Module, stored: StoredExperts, files: ExpertFiles, spare: SpareMemory) -> None:
-        """`spare` memory is shared by all layers. Raises ModelError where experts cannot be brought into the form that
-        products have them in."""
+    def __init__(
+        self,
+        products: nn.Module,
+        stored: StoredExperts,
+        files: ExpertFiles,
+        spare: SpareMemory,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """`spare` memory is shared by all layers; `copies` bring it to a device with memory of its own. Raises
+        ModelError where experts cannot be brought into the form that products have them in."""
         self.stored, self.spare, self._files = stored, spare, files
         self._forms = {name: _form_of(stored, name, each) for name, each in projections_of(products).items()}
-        self._memory = {
-            (projection, name): memory_of(array)
+        self.is_same = all(form.convert is None for form in self._forms.values())
+        """Products take the numbers as they are in the files."""
+        self.copies = copies if self.is_same else None
+        self._memory: dict[tuple[str, str], Bytes] = {}
+        self._addresses: dict[tuple[str, str], tuple[int, int]] = {}  # and how far it is from slot to slot
+        targets = {
+            (projection, name): array
             for projection, form in self._forms.items()
             for name, array in form.targets.items()
         }
-        self.is_same = all(form.convert is None for form in self._forms.values())
-        """Products take the numbers as they are in the files."""
+        if self.copies is None:
+            self._memory = {key: memory_of(array) for key, array in targets.items()}
+        else:
+            mx.eval(list(targets.values()))
+            addresses = self.copies.locate(list(targets.values()))
+            self._addresses = {
+                key: (address, array.nbytes // array.shape[0])
+                for (key, array), address in zip(targets.items(), addresses, strict=True)
+            }
         self.arrival = None if self.is_same else self._native_arrival()
 
     @property
     def nbytes(self) -> int:
         """Of all slots."""
-        return sum(memory.nbytes for memory in self._memory.values())
+        return sum(array.nbytes for form in self._forms.values() for array in form.targets.values())
 
     def move_to(self, files: ExpertFiles, spare: SpareMemory) -> None:
         """The same files, opened anew."""
@@ -209,18 +234,26 @@ class SlotWeights:
         part = self.stored.parts[number]
         return self._memory[part.projection, part.name][slot]
 
+    def copies_to(self, slot: int, given: Sequence[int]) -> list[tuple[int, int, int]]:
+        """For `DeviceCopies`, of the arrays of an expert, which are at these addresses."""
+        found = []
+        for part, address in zip(self.stored.parts, given, strict=True):
+            begin, stride = self._addresses[part.projection, part.name]
+            found.append((begin + slot * stride, address, part.size))
+        return found
+
     def read(self, expert: int, slot: int, *, ahead: bool) -> ExpertRead:
         """A read of an expert that is to go into a slot. Unless it was delivered there, `install` is to be called."""
         runs = self.stored.runs_of(expert)
         spans = [self._files.span(run) for run, _ in runs]
-        if self.is_same:
+        if self.is_same and self.copies is None:
             parts = [[self.memory(number, slot) for number in numbers] for _, numbers in runs]
             if not self._files.passes_cache or all(
                 _is_aligned(run.offset, *(size for part in own for size in (part.size, part.ctypes.data)))
                 for (run, _), own in zip(runs, parts, strict=True)
             ):
                 return ExpertRead(spans, InSlot([[part.data for part in own] for own in parts]), ahead)
-        return ExpertRead(spans, BesideSlot(self, expert, slot, spans), ahead)
+        return ExpertRead(spans, BesideSlot(self, expert, slot, runs, spans), ahead)
 
     def install(self, slot: int, held: BesideSlot) -> None:
         """Bring an expert that was read into its slot, by MLX."""

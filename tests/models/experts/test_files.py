@@ -137,7 +137,7 @@ def test_reads_past_the_page_cache_give_the_same_bytes(folder: Path) -> None:
     assert (span.offset % ALIGNED, span.size % ALIGNED) == (0, 0)
     piece = spare.take(span.size)
     assert piece.address % ALIGNED == 0
-    files.read_span(span, [memoryview(piece.memory)])
+    files.read_span(span, [piece.memory])
     at = place.offset - span.offset
     assert piece.memory[at : at + place.size] == expected
     spare.give_back(piece)

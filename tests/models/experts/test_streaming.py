@@ -14,6 +14,7 @@ import pytest
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.experts.files import WeightsUnreadable, read_bytes
+from tests.kernels.gpu.host_copies import host_copies
 from tests.launches import computed, decoded, prompt_logits
 from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
 from tests.one_path import one_path
@@ -56,6 +57,29 @@ def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rul
         store.check()
         assert store.stats.misses and store.stats.bytes_read
         adapter.close()
+
+
+@pytest.mark.parametrize("past_cache", [False, True])
+def test_on_a_device_with_memory_of_its_own_experts_are_copied_there(
+    past_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_AS", "cuda")
+    folder = saved("qwen3_moe", tmp_path, PACKINGS["4 bits"])
+    whole = all_logits(loaded(folder, 2.0, always=True))
+    monkeypatch.setattr("ingot.models.experts.loading.find_device_copies", lambda device: host_copies())
+    adapter = loaded(folder, 0.4, past_cache=past_cache)
+    assert all(mx.array_equal(*pair) for pair in zip(all_logits(adapter), whole, strict=True))
+    assert store_of(adapter).copies is not None and store_of(adapter).stats.misses
+    adapter.close()
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_reads_past_the_page_cache_bring_the_same_experts(packing: str, tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path, PACKINGS[packing])
+    adapter, whole = loaded(folder, 0.4, past_cache=True), loaded(folder, 2.0, always=True)
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    assert store_of(adapter).stats.misses
+    adapter.close()
 
 
 def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
