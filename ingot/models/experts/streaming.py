@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -85,12 +85,19 @@ class ExpertStore:
         self.layers: list[LayerExperts] = []
         self.copies = copies
         self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
-        self.files, self._form, self._counts = files, form, ExpertStats()
+        self.files, self._form = files, form
+        self._counts = dict.fromkeys(("hits", "predicted", "misses", "wasted", "rounds"), 0)
+        self._waited_s = 0.0
 
     @property
     def stats(self) -> ExpertStats:
-        return replace(
-            self._counts, share=self.share, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s
+        readers = self.readers
+        return ExpertStats(
+            self.share,
+            **self._counts,
+            bytes_read=readers.bytes_read,
+            waited_s=self._waited_s,
+            reading_s=readers.reading_s,
         )
 
     @property
@@ -125,8 +132,9 @@ class ExpertStore:
         known."""
         return read_speed(self.files.largest, size=min(MIB, self.expert_bytes))
 
-    def count(self, **more: float) -> None:
-        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+    def count(self, **more: int) -> None:
+        for name, n in more.items():
+            self._counts[name] += n
 
     def wait_for(self, reads: Sequence[ExpertRead]) -> None:
         """Until all of them are read. Raises WeightsUnreadable."""
@@ -139,7 +147,7 @@ class ExpertStore:
                     waited = f"{LONGEST_WAIT_S:.0f} seconds"
                     raise WeightsUnreadable(f"The drive has not answered for {waited}, from which experts are read.")
                 self.meanwhile()
-        self.count(waited_s=time.monotonic() - began)
+        self._waited_s += time.monotonic() - began
         for read in reads:
             if read.error is not None:
                 raise WeightsUnreadable(read.error.message, retry_after=read.error.retry_after)
@@ -220,7 +228,7 @@ class LayerExperts:
         self._products: nn.Module | None = None
         self._arriving: dict[int, _Arriving] = {}
         self._unused: set[int] = set()  # read ahead, and not used since
-        self._guessed: np.ndarray | None = None  # for this pass
+        self._guessed: set[int] | None = None  # for this pass
         self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
         self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
 
@@ -251,20 +259,22 @@ class LayerExperts:
         if self._weights is None:
             self._weights = self._slot_weights(products)
         following = self._following()
-        guess = None if following is None or following.guess is None else following.guess(x)
-        mx.eval(indices, *([] if guess is None else [guess]))
-        chosen = np.array(indices.astype(mx.int32))
-        wanted, tokens = np.unique(chosen, return_counts=True)
-        self.slots.note_uses(wanted, tokens)
-        self._call_off_wrong(wanted)
+        ahead = [] if following is None or following.guess is None else [following.guess(x).astype(mx.int32)]
+        choice = indices.astype(mx.int32)
+        mx.eval(choice, ahead)
+        chosen = np.array(choice)
+        tokens = np.bincount(chosen.reshape(-1), minlength=self.slots.slot_of.size)
+        wanted = tokens.nonzero()[0].tolist()
+        self.slots.note_uses(tokens)
+        self._call_off_wrong(set(wanted))
         if self._guessed is not None:
-            self._right += LEARNING * (float(np.isin(wanted, self._guessed).mean()) - self._right)
+            self._right += LEARNING * (len(self._guessed.intersection(wanted)) / len(wanted) - self._right)
             self._guessed = None
         y: mx.array | None = None
         for number, some in enumerate(self._rounds(wanted)):
             reads = self._begin_reading(some)
-            if number == 0 and guess is not None and following is not None:
-                following.read_ahead(np.array(guess.astype(mx.int32)))
+            if number == 0 and following is not None:
+                following.read_ahead(*map(np.array, ahead))
             self._finish_reading(reads, some)
             y = self._products_of(x, chosen, some, products, y)
         assert y is not None
@@ -284,24 +294,27 @@ class LayerExperts:
             return None
         return None if following.slots.count == following.slots.slot_of.size else following
 
-    def _rounds(self, wanted: np.ndarray) -> Iterator[list[int]]:
+    def _rounds(self, wanted: list[int]) -> Iterator[list[int]]:
         """The experts of each round; those first that are in memory, or on their way."""
-        places = self.slots.slot_of[wanted]
-        order = sorted(
-            range(wanted.size),
-            key=lambda i: 0 if places[i] != NOWHERE else 1 if int(wanted[i]) in self._arriving else 2,
-        )
-        experts, most = [int(wanted[i]) for i in order], self.slots.count
-        if len(experts) > most:
-            self._store.count(rounds=-(-len(experts) // most) - 1)
+        most = self.slots.count
+        if len(wanted) <= most:
+            yield wanted
+            return
+        places = self.slots.slot_of
+        experts = sorted(wanted, key=lambda each: 0 if places[each] != NOWHERE else 1 if each in self._arriving else 2)
+        self._store.count(rounds=-(-len(experts) // most) - 1)
         for begin in range(0, len(experts), most):
             yield experts[begin : begin + most]
 
     def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
         """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
         for it is read again."""
-        self._save(set(experts))
-        lacking = [each for each in experts if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
+        if self._arriving:
+            self._save(set(experts))
+        places = self.slots.slot_of[experts].tolist()
+        lacking = [
+            each for each, slot in zip(experts, places, strict=True) if slot == NOWHERE and each not in self._arriving
+        ]
         coming = [self._arriving[each] for each in experts if each in self._arriving]
         early = sum(each in self._arriving or each in self._unused for each in experts)
         self._store.count(hits=len(experts) - len(lacking) - early, predicted=early, misses=len(lacking))
@@ -321,9 +334,8 @@ class LayerExperts:
                 self.slots.drop(each.victim)
                 each.victim = None
 
-    def _call_off_wrong(self, wanted: np.ndarray) -> None:
-        """Reads of what was guessed, and is not wanted, if they have not gone too far."""
-        needed = set(wanted.tolist())
+    def _call_off_wrong(self, needed: set[int]) -> None:
+        """Reads of what was guessed, and is not needed, if they have not gone too far."""
         for each in list(self._arriving.values()):
             if each.expert not in needed and each.read.ahead:
                 self._call_off(each)
@@ -411,7 +423,7 @@ class LayerExperts:
         """Read what is not in memory of the experts that tokens were guessed to choose [..., n], the likeliest of each
         first; unless guesses are mostly wrong here, so that they would make others go for nothing."""
         order = by_likelihood(guessed)[: self.slots.count]
-        self._guessed = np.array(order)
+        self._guessed = set(order)
         if self._right < LEAST_RIGHT:
             return
         lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
@@ -425,7 +437,10 @@ class LayerExperts:
         self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: nn.Module, before: mx.array | None
     ) -> mx.array:
         """Of the pairs whose expert is in this round; the others keep what they have from the rounds before."""
-        places, mine = self.slots.slot_of[chosen], np.isin(chosen, experts)
+        places = self.slots.slot_of[chosen]
+        is_mine = np.zeros(self.slots.slot_of.size, bool)
+        is_mine[experts] = True
+        mine = is_mine[chosen]
         if not mine.all():
             skips = isinstance(products, GatedExperts | UnsortedExperts)
             places = np.where(mine, places, NOWHERE if skips else self.slots.slot_of[experts[0]]).astype(np.int32)

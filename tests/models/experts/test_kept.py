@@ -17,7 +17,7 @@ from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store
 from tests.one_path import one_path
 
 __all__ = ["one_path"]
-LAYERS, PARTS = 3, 9
+LAYERS, PARTS = 2, 9
 pytestmark = pytest.mark.usefixtures("rules")
 
 

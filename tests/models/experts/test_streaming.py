@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import ModelAdapter
-from ingot.models.experts.files import WeightsUnreadable, read_bytes
+from ingot.models.experts.files import READERS, WeightsUnreadable, read_bytes
+from ingot.models.experts.slots import NOWHERE
 from tests.kernels.gpu.host_copies import host_copies
 from tests.launches import computed, decoded, prompt_logits
 from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
@@ -84,16 +86,39 @@ def test_reads_past_the_page_cache_bring_the_same_experts(packing: str, tmp_path
 
 def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
     folder = saved("qwen3_moe", tmp_path, calm=True)
-    ahead, behind = loaded(folder, 0.6), loaded(folder, 0.6, read_ahead=False)
-    for adapter in (ahead, behind):
+    found = []
+    for read_ahead in (True, False):
+        adapter = loaded(folder, 0.6, read_ahead=read_ahead)
         before = store_of(adapter).stats
         for token in range(0, 90, 5):
             prompt_logits(adapter, [token])
-        store_of(adapter)._counts = store_of(adapter)._counts.since(before)
-    assert store_of(behind).stats.predicted == 0
-    # Of three layers, nobody guesses what the first one needs.
-    assert store_of(ahead).stats.predicted > store_of(ahead).stats.misses
-    assert store_of(ahead).stats.misses < store_of(behind).stats.misses
+        found.append(store_of(adapter).stats.since(before))
+    ahead, behind = found
+    assert behind.predicted == 0
+    assert ahead.predicted > ahead.misses
+    assert ahead.misses < behind.misses
+
+
+def test_the_first_layers_experts_which_nobody_guesses_are_all_in_memory(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path)
+    found = [[layer.slots.count for layer in store_of(loaded(folder, share)).layers] for share in (0.6, 0.8)]
+    assert found == [[4, 4], [8, 4]]  # unless that leaves the others too few
+
+
+def test_experts_of_wrong_guesses_leave_what_is_in_their_slots_where_nothing_was_written(tmp_path: Path) -> None:
+    adapter = loaded(saved("qwen3_moe", tmp_path, PACKINGS["4 bits"]), 0.7)
+    prompt_logits(adapter, PROMPT)
+    readers, layer = store_of(adapter).readers, store_of(adapter).layers[1]
+    before = layer.slots.expert_in.copy()
+    readers.most = 0  # none begins
+    lacking = np.flatnonzero(layer.slots.slot_of == NOWHERE)
+    layer.read_ahead(lacking[None])
+    assert layer._arriving and all(each.victim is not None for each in layer._arriving.values())
+    layer._call_off_wrong(set())
+    assert not layer._arriving
+    assert (layer.slots.expert_in == before).all()
+    readers.most = READERS
+    adapter.close()
 
 
 def test_more_experts_than_slots_are_computed_in_rounds(tmp_path: Path) -> None:
