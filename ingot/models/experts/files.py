@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from errno import EFAULT, EINVAL
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -141,8 +142,14 @@ class ExpertFiles:
 
     def read_span(self, span: FileRange, into: Sequence[memoryview]) -> None:
         """The same of what `span` gives. What is behind the file's end is not read."""
-        descriptor = self._past_cache[span.file] if self._past_cache else self._files[span.file].descriptor
-        self._read(descriptor, span, into)
+        if self._past_cache:
+            try:
+                self._read(self._past_cache[span.file], span, into)
+                return
+            except WeightsUnreadable as error:  # memory that the drive cannot write to by itself
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (EINVAL, EFAULT):
+                    raise
+        self._read(self._files[span.file].descriptor, span, into)
 
     def _read(self, descriptor: int, place: FileRange, into: Sequence[memoryview]) -> None:
         file, done = self._files[place.file], 0

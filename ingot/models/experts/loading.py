@@ -238,11 +238,20 @@ def _filled_slots(
         array = part.array(held, count)
         if part.name == "scales" and _is_widened(linear, device):
             array[-1] = TINY
-        linear[part.name] = array
+        linear[part.name] = array if device.kind != "cuda" else _written_by_device(array)
+    mx.eval([linears[part.projection][part.name] for part in stored.parts])
     pause_loading()
     for expert in range(count - 1):  # the last one's slot may hold what is no expert
         slots.put(expert, expert)
     return slots
+
+
+def _written_by_device(array: mx.array) -> mx.array:
+    """The same bytes. On NVIDIA GPUs, what the host has written may be in memory that goes back and forth."""
+    seen = array.view(mx.uint8)
+    moved = (seen | mx.zeros(1, mx.uint8)).view(array.dtype)
+    mx.eval(moved)  # while somebody holds the other, whose memory is not taken over
+    return moved
 
 
 def _read_first(threads: ThreadPoolExecutor, files: ExpertFiles, stored: StoredExperts, count: int) -> list[Bytes]:

@@ -124,6 +124,17 @@ def test_a_guess_that_is_read_into_its_slot_itself_goes_on(folder: Path, gate: G
     readers.close()
 
 
+def test_memory_that_the_drive_cannot_write_to_is_read_into_through_the_page_cache(folder: Path) -> None:
+    files = ExpertFiles(folder)
+    if not files.pass_cache():
+        pytest.skip("this file system has no direct reads")
+    span = files.span(FileRange(0, 0, ALIGNED))
+    askew = memoryview(bytearray(2 * ALIGNED + 1))[1 : ALIGNED + 1]
+    files.read_span(span, [askew])
+    assert askew == (folder / "model.safetensors").read_bytes()[:ALIGNED]
+    files.close()
+
+
 def test_reads_past_the_page_cache_give_the_same_bytes(folder: Path) -> None:
     files, spare = ExpertFiles(folder), SpareMemory()
     _, tensor = files.tensors["numbers"]
