@@ -72,14 +72,13 @@ class ExpertStore:
         self,
         files: ExpertFiles,
         *,
-        read_ahead: bool = True,
         form: Hashable = None,
         copies: DeviceCopies | None = None,
     ) -> None:
-        """`form` is all that the numbers in slots depend on. `copies` bring what was read to the device, where it has
-        memory of its own."""
+        """Until `read_ahead` is set, nothing is guessed. `form` is all that the numbers in slots depend on. `copies`
+        bring what was read to the device, where it has memory of its own."""
         self.readers = ExpertReaders(files)
-        self.read_ahead = read_ahead
+        self.read_ahead = False
         self.meanwhile: Callable[[], None] = lambda: None
         """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []

@@ -60,16 +60,21 @@ def test_it_reads_nothing_of_what_is_there(packing: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("packing", ["4 bits", "32 bits"])
-def test_it_gives_the_same_answers(packing: str, tmp_path: Path) -> None:
-    folder, first, second = saved("qwen3_moe", tmp_path, PACKINGS[packing]), Reads(), Reads()
+def test_what_is_there_stays_while_the_model_is_loaded(packing: str, tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path, PACKINGS[packing])
     whole = prompt_logits(loaded(folder, 2.0, always=True), PROMPT)
     KEPT.make_room(0)
-    for reads in (first, second):
-        adapter = loaded(folder, 0.6, read=reads)
-        assert mx.array_equal(prompt_logits(adapter, PROMPT), whole)
-        store_of(adapter).check()
-        adapter.close()
-    assert second.count < first.count
+    first = loaded(folder, 0.6)
+    prompt_logits(first, PROMPT)
+    before = [set(layer.slots.expert_in.tolist()) for layer in store_of(first).layers]
+    first.close()
+    again = loaded(folder, 0.6)
+    for own, layer in zip(before, store_of(again).layers, strict=True):
+        # All probes of the model go to one expert, and a few steps show how fast it is.
+        assert len(own - set(layer.slots.expert_in.tolist())) <= 2
+    assert mx.array_equal(prompt_logits(again, PROMPT), whole)
+    store_of(again).check()
+    again.close()
 
 
 def test_files_that_were_written_anew_are_read_anew(tmp_path: Path) -> None:
