@@ -23,12 +23,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,6 +61,7 @@ SPEEDS = 3
 PIECE = 2400
 """Characters of a prompt's text, from which as many tokens are taken as the prompt is to have."""
 NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("q_norm", "k_norm")
+LAST_WRITTEN = "tokenizer_config.json"
 WAYS = ("whole", "ahead", "waiting")
 ONE_STREAM = "1 stream"
 NOISE = 0.5
@@ -354,8 +357,8 @@ class Padded:
         for name, weights in parts.items():
             mx.save_safetensors(str(folder / f"model-{name}.safetensors"), weights, {"format": "mlx"})
         (folder / "config.json").write_text(json.dumps(self.config))
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / file).symlink_to(MIXTURE / file)
+        for file in ("tokenizer.json", LAST_WRITTEN):
+            shutil.copyfile(MIXTURE / file, folder / file)
         os.sync()  # pages that were not written yet cannot be dropped
 
     def _expert_arrays(self, number: int) -> dict[tuple[str, str], mx.array]:
@@ -440,18 +443,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     found = list[Figures]()
     for name in ("",) if chosen.model else chosen.shape.split(","):
-        with tempfile.TemporaryDirectory(dir=chosen.folder) as made:
-            folder = chosen.model or Path(made)
-            if not chosen.model:
-                began = time.monotonic()
-                Padded((TINY if chosen.tiny else SHAPES)[name]).write(folder)
-                size = sum(file.stat().st_size for file in checkpoint_files(folder))
-                print(f"{name}: {size / 1e9:.3g} GB written in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        with _made(name, chosen) as folder:
             for gbps in chosen.disk_gbps or (None,):
                 found += _measured(name or folder.name, folder, Disk(gbps), chosen)
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
     return complain(found)
+
+
+@contextmanager
+def _made(name: str, chosen: argparse.Namespace) -> Iterator[Path]:
+    """The folder of a model, or of a shape, which stays where somebody says where it is to be."""
+    if chosen.model:
+        yield chosen.model
+        return
+    with nullcontext(chosen.folder) if chosen.folder else tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / (f"{name}-tiny" if chosen.tiny else name)
+        if not (folder / LAST_WRITTEN).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            began = time.monotonic()
+            Padded((TINY if chosen.tiny else SHAPES)[name]).write(folder)
+            size = sum(file.stat().st_size for file in checkpoint_files(folder))
+            print(f"{name}: {size / 1e9:.3g} GB written in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        yield folder
 
 
 def _measured(name: str, folder: Path, disk: Disk, chosen: argparse.Namespace) -> Iterator[Figures]:
@@ -477,7 +491,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--prefill", type=int, default=256, help="tokens of a prompt whose own speed is measured, or 0")
     parser.add_argument("--rounds", type=int, default=3, help="besides one to warm up")
-    parser.add_argument("--folder", type=Path, help="where shapes are written to (default: the temporary folder)")
+    parser.add_argument("--folder", type=Path, help="where shapes are written to and stay (default: they do not stay)")
     parser.add_argument("--tiny", action="store_true", help="small experts and few layers: shows that all of it works")
     parser.add_argument("--json", type=Path)
     return parser

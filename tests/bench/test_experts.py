@@ -25,7 +25,9 @@ def test_all_ways_give_the_same_tokens_and_figures_are_shares(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = ["--streams", "1,2", "--prompt", "4", "--output", "2", "--prefill", "8", "--rounds", "1", "--shares", "50"]
-    assert main(["--tiny", "--shape", "mixture", "--disk-gbps", "4", "--json", str(tmp_path / "found"), *few]) == 0
+    asked = ["--tiny", "--shape", "mixture", "--disk-gbps", "4", "--json", str(tmp_path / "found"), *few]
+    assert main([*asked, "--folder", str(tmp_path)]) == 0
+    assert list((tmp_path / "mixture-tiny").glob("model-experts-*.safetensors"))  # for another run
     found = [Figures(**each) for each in json.loads((tmp_path / "found").read_text())]
     assert [each.work for each in found] == ["1 stream", "2 streams", "prefill"]
     assert all(each.same and 0 < each.slots < 64 for each in found)
