@@ -35,9 +35,11 @@ from ingot.models.files.folder_checks import (
 
 READERS: Final = 8
 """Threads: enough reads at once for the speed that SSDs have."""
-MOST_GUESSES: Final = 3
+MOST_GUESSES: Final = 2
 """Reads at once of what was guessed. Others queue where they can still be called off: what turns out to be needed must
 not wait in the drive behind what does not."""
+GUESS_BYTES: Final = 512 * 1024
+"""Of a guess, read before asking whether it was called off."""
 LONGEST_WAIT_S: Final = 60.0
 """A read that takes longer has failed."""
 ReadBytes = Callable[[int, Sequence[memoryview], int], int]
@@ -368,8 +370,15 @@ class ExpertReaders:
             self._finish(read, index, guess, _guarded(partial(self._read_span, read, index)))
 
     def _read_span(self, read: ExpertRead, index: int) -> None:
-        if not read.cancelled:
-            self._files.read_span(read.spans[index], read.into[index])
+        span, done = read.spans[index], 0
+        if len(read.into[index]) > 1:  # into the slot itself, which cannot be called off
+            self._files.read_span(span, read.into[index])
+            return
+        [whole] = read.into[index]
+        while done < span.size and not read.cancelled:
+            size = min(GUESS_BYTES if read.ahead else span.size, span.size - done)
+            self._files.read_span(FileRange(span.file, span.offset + done, size), [whole[done : done + size]])
+            done += size
 
     def _finish(self, read: ExpertRead, index: int, guess: bool, error: WeightsUnreadable | None) -> None:
         with self._changed:

@@ -187,7 +187,7 @@ def _is_widened(linear: Any, device: Device) -> bool:
     return device.kind == "cpu" and affine and linear.scales.dtype != mx.float16
 
 
-FIRST_LAYER_SHARE: Final = 0.6
+FIRST_LAYER_SHARE: Final = 0.75
 """The first layer's experts, which no router guesses, are all in memory where that leaves the others this share of
 their slots: they have more to read then, and wait for less of it."""
 

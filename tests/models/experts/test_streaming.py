@@ -88,7 +88,7 @@ def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
     folder = saved("qwen3_moe", tmp_path, calm=True)
     found = []
     for read_ahead in (True, False):
-        adapter = loaded(folder, 0.8, read_ahead=read_ahead)  # the first layer's are all there
+        adapter = loaded(folder, 0.9, read_ahead=read_ahead)  # the first layer's are all there
         before = store_of(adapter).stats
         for token in range(0, 90, 5):
             prompt_logits(adapter, [token])
@@ -101,8 +101,8 @@ def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
 
 def test_the_first_layers_experts_which_nobody_guesses_are_all_in_memory(tmp_path: Path) -> None:
     folder = saved("qwen3_moe", tmp_path)
-    found = [[layer.slots.count for layer in store_of(loaded(folder, share)).layers] for share in (0.6, 0.8)]
-    assert found == [[4, 4], [8, 4]]  # unless that leaves the others too few
+    found = [[layer.slots.count for layer in store_of(loaded(folder, share)).layers] for share in (0.6, 0.9)]
+    assert found == [[4, 4], [8, 6]]  # unless that leaves the others too few
 
 
 def test_experts_of_wrong_guesses_leave_what_is_in_their_slots_where_nothing_was_written(tmp_path: Path) -> None:
