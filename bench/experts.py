@@ -13,8 +13,9 @@ turn finds the experts of its own text.
 
 Routing is real: `wide` and `qwen3-30b-a3b` are the foundry's mixture with padding around its experts, so that its
 trained routers choose as they do there. Deeper ones have its layers several times, and more experts are copies with
-noise in their routers. The page cache must not pass for a disk: what was read is dropped from it at once; with
---disk-gbps it is left there, and reads are slowed down to that speed instead.
+noise in their routers. Their experts are records, as `ingot convert --experts` lays them. The page cache must not pass
+for a disk: reads pass it by, or what was read is dropped from it at once; with --disk-gbps it is left there, and reads
+are slowed down to that speed instead.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,9 +42,10 @@ from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels.device import current_device
 from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.checkpoint import checkpoint_files
-from ingot.models.experts.files import READERS
 from ingot.models.experts.loading import ExpertMemory
+from ingot.models.experts.records import write_record_file
 from ingot.models.experts.streaming import ExpertStats, ExpertStore
+from ingot.models.files.drive_speed import read_speed
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.upstream import load_config
 
@@ -53,10 +56,12 @@ import numpy as np
 MIXTURE = MODELS / "mixture"
 OF_LIMIT, OVER_WAITING = 0.8, 2.0
 """The goals: of the limit, and over reading without overlap at one stream."""
-DISK_SAMPLE = 256 * 1024 * 1024
+SPEEDS = 3
+"""Measurements of the disk, of which the fastest counts."""
 PIECE = 2400
 """Characters of a prompt's text, from which as many tokens are taken as the prompt is to have."""
 NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("q_norm", "k_norm")
+LAST_WRITTEN = "tokenizer_config.json"
 WAYS = ("whole", "ahead", "waiting")
 ONE_STREAM = "1 stream"
 NOISE = 0.5
@@ -89,6 +94,7 @@ class Turn:
     tokens: int
     answers: tuple[tuple[int, ...], ...]
     stats: ExpertStats
+    reads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class Figures:
     shape: str
     disk_gbps: float
     share: float  # of the experts that have slots
-    slots: int  # of a layer
+    slots: int  # of the layer with the fewest
     work: str  # "prefill", or so many streams
     tokens_per_second: float
     of_all: float
@@ -109,6 +115,8 @@ class Figures:
     missed: float
     megabytes_a_token: float
     wasted: float  # the share of these that nobody needed
+    reads_a_token: float
+    waited: float  # the share of the time that passes waited for experts
     same: bool  # all ways gave the same tokens
     seconds: tuple[tuple[float, ...], ...] = ()  # of each round: all in memory, read ahead, without overlap
     cpu: tuple[tuple[float, ...], ...] = ()
@@ -119,64 +127,55 @@ class Disk:
 
     def __init__(self, gbps: float | None) -> None:
         self._gbps, self._lock, self._free = gbps, threading.Lock(), 0.0
-        self.drops = gbps is None and hasattr(os, "posix_fadvise")
+        self.drops = False
+        self.reads = 0
 
-    def read(self, descriptor: int, into: memoryview, offset: int) -> int:
-        count = os.preadv(descriptor, [into], offset)
+    def read(self, descriptor: int, into: Sequence[memoryview], offset: int) -> int:
+        count = os.preadv(descriptor, into, offset)
         if self.drops:
             os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
-        if self._gbps is not None:
-            with self._lock:
+        with self._lock:
+            self.reads += 1
+            if self._gbps is not None:
                 self._free = max(self._free, time.monotonic()) + count / (self._gbps * 1e9)
-                until = self._free
+            until = self._free
+        if self._gbps is not None:
             time.sleep(max(0.0, until - time.monotonic()))
         return count
 
-    def forget(self, folder: Path) -> None:
-        """What was read or written of a model before is in the page cache no more."""
-        for path in checkpoint_files(folder) if self.drops else ():
+    def memory(self, share: float) -> ExpertMemory:
+        """For that share of the experts."""
+        return ExpertMemory(lambda _, experts: int(experts * share), past_cache=self._gbps is None, read=self.read)
+
+    def begin(self, store: ExpertStore) -> float:
+        """Nothing of a model is in the page cache any more, unless reads are slowed down. Returns the disk's speed for
+        its experts, in bytes a second."""
+        if self._gbps is not None:
+            return self._gbps * 1e9
+        self.drops = not store.files.passes_cache and hasattr(os, "posix_fadvise")
+        for path in checkpoint_files(store.files.folder) if self.drops else ():
             descriptor = os.open(path, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-
-    def measured(self, folder: Path, size: int) -> float:
-        """Bytes a second of reads of so many bytes, as many at once as the product has."""
-        places = [
-            (path, offset)
-            for path in checkpoint_files(folder)
-            for offset in range(0, max(1, path.stat().st_size - size), size)
-        ]
-        order = np.random.default_rng(0).permutation(len(places))[: max(READERS, DISK_SAMPLE // size)]
-        files = {path: os.open(path, os.O_RDONLY) for path, _ in places}
-
-        def one(number: int) -> int:
-            path, offset = places[number]
-            return self.read(files[path], memoryview(bytearray(size)), offset)
-
-        try:
-            with ThreadPoolExecutor(READERS) as threads:
-                began = time.monotonic()
-                return sum(threads.map(one, order.tolist())) / (time.monotonic() - began)
-        finally:
-            for descriptor in files.values():
-                os.close(descriptor)
+        speeds = [read_speed(store.files.largest, size=store.expert_bytes) for _ in range(SPEEDS)]
+        return max(speed for speed in (*speeds, 1.0) if speed is not None)
 
     @property
     def words(self) -> str:
         if self._gbps is not None:
             return f"reads slowed down to {self._gbps:g} GB/s"
-        return "pages dropped after each read" if self.drops else "THE PAGE CACHE ANSWERS: use --disk-gbps"
+        return "pages dropped after each read" if self.drops else "past the page cache"
 
 
 class Side:
     """A model with all of its experts in memory, or with a share of them."""
 
     def __init__(self, folder: Path, share: float | None, disk: Disk) -> None:
-        memory = None if share is None else ExpertMemory(lambda _, experts: int(experts * share), read=disk.read)
+        memory = None if share is None else disk.memory(share)
         self.adapter: ModelAdapter = load_model_adapter(folder, current_device(), expert_memory=memory)
         if share is not None and self.adapter.experts is None:
             raise SystemExit(f"bench.experts: all experts fit into {share:.0%} of their bytes")
-        self._rows = self.adapter.new_batch_state()
+        self._rows, self._disk = self.adapter.new_batch_state(), disk
 
     @property
     def store(self) -> ExpertStore:
@@ -215,10 +214,11 @@ class Side:
         return turn
 
     def _timed(self, work: Callable[[], list[list[int]]], tokens: int) -> Turn:
-        before, began, busy = self._stats(), time.perf_counter(), time.process_time()
+        before, reads, began, busy = self._stats(), self._disk.reads, time.perf_counter(), time.process_time()
         answers = work()
         seconds, cpu = time.perf_counter() - began, time.process_time() - busy
-        return Turn(seconds, cpu, tokens, tuple(map(tuple, answers)), self._stats().since(before))
+        reads = self._disk.reads - reads
+        return Turn(seconds, cpu, tokens, tuple(map(tuple, answers)), self._stats().since(before), reads)
 
     def _stats(self) -> ExpertStats:
         return ExpertStats() if self.adapter.experts is None else self.adapter.experts.stats
@@ -242,9 +242,10 @@ class Bench:
     def figures(
         self, share: float, streams: Sequence[int], prompt: int, output: int, prefill: int, rounds: int
     ) -> Iterator[Figures]:
+        began = time.monotonic()
         some = Side(self._folder, share, self._disk)
-        self._disk.forget(self._folder)
-        speed = self._disk.measured(self._folder, some.store.expert_bytes)
+        print(f"{self._name}: loaded with {share:.0%} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        speed = self._disk.begin(some.store)
         works: list[tuple[str, Callable[[Side, list[list[int]]], Turn], list[int]]] = [
             (
                 ONE_STREAM if count == 1 else f"{count} streams",
@@ -280,6 +281,12 @@ class Bench:
             found.append((turns["whole"], turns["ahead"], turns["waiting"]))
         return self._compared(some, work, speed, found)
 
+    @staticmethod
+    def _same(whole: Turn, waiting: Turn) -> Sequence[Turn]:
+        """Those that give the same bits. On NVIDIA GPUs experts that are all in memory are part of graphs, which sum in
+        another order."""
+        return (waiting,) if current_device().kind == "cuda" else (whole, waiting)
+
     def _compared(self, some: Side, work: str, speed: float, found: Sequence[tuple[Turn, Turn, Turn]]) -> Figures:
         counted, store = found[1:], some.store
         stats = [ahead.stats for _, ahead, _ in counted]
@@ -295,7 +302,7 @@ class Bench:
             self._name,
             speed / 1e9,
             store.share,
-            store.layers[0].slots.count,
+            min(layer.slots.count for layer in store.layers),
             work,
             statistics.median(ahead.tokens / ahead.seconds for _, ahead, _ in counted),
             statistics.median(whole.seconds / ahead.seconds for whole, ahead, _ in counted),
@@ -304,7 +311,11 @@ class Bench:
             *(part / max(1, hits + guessed + missed) for part in (hits, guessed, missed)),
             read / tokens / 1e6,
             max(0.0, 1 - needed / max(1, read)),
-            all(turn.answers == turns[0].answers for turns in found for turn in turns),
+            sum(ahead.reads for _, ahead, _ in counted) / tokens,
+            sum(each.waited_s for each in stats) / sum(ahead.seconds for _, ahead, _ in counted),
+            all(
+                turn.answers == ahead.answers for whole, ahead, waiting in found for turn in self._same(whole, waiting)
+            ),
             tuple(tuple(turn.seconds for turn in turns) for turns in counted),
             tuple(tuple(turn.cpu for turn in turns) for turns in counted),
         )
@@ -334,7 +345,11 @@ class Padded:
         return self._layers * self._shape.repeats
 
     def write(self, folder: Path) -> None:
-        """A file for each layer, and one for the rest."""
+        """A file for the experts of each layer, and one for all else of it."""
+        for number in range(self._layers):
+            experts = self._expert_arrays(number)
+            for layer in range(number, self.layers, self._layers):
+                self._write_experts(folder / f"model-experts-{layer:05}.safetensors", layer, experts)
         parts = {f"{number:05}": self._layer(number) for number in range(self.layers)}
         parts["rest"] = self._packed("model.embed_tokens", self._plain("model.embed_tokens")) | {
             "model.norm.weight": self._norm("model.norm")
@@ -342,12 +357,38 @@ class Padded:
         for name, weights in parts.items():
             mx.save_safetensors(str(folder / f"model-{name}.safetensors"), weights, {"format": "mlx"})
         (folder / "config.json").write_text(json.dumps(self.config))
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / file).symlink_to(MIXTURE / file)
+        for file in ("tokenizer.json", LAST_WRITTEN):
+            shutil.copyfile(MIXTURE / file, folder / file)
         os.sync()  # pages that were not written yet cannot be dropped
 
+    def _expert_arrays(self, number: int) -> dict[tuple[str, str], mx.array]:
+        """Of a layer of the foundry's, by projection and name."""
+        hidden, inner, made = self._shape.hidden, self._shape.inner, dict[tuple[str, str], mx.array]()
+        for part in EXPERT_PARTS:
+            path, sizes = self._experts_at(number, part), (hidden, inner) if part == "down_proj" else (inner, hidden)
+            packed = self._packed(path, self._plain(path), *sizes)
+            made |= {(part, name.rpartition(".")[2]): array for name, array in packed.items()}
+        mx.eval(list(made.values()))
+        return made
+
+    def _write_experts(self, file: Path, layer: int, arrays: dict[tuple[str, str], mx.array]) -> None:
+        """Copies of an expert are the same."""
+        form = [(part, name, array.dtype, array.shape[1:]) for (part, name), array in arrays.items()]
+        held = [np.array(array.view(mx.uint8)).reshape(array.shape[0], -1) for array in arrays.values()]
+
+        def fill(expert: int, parts: Sequence[memoryview]) -> None:
+            for own, into in zip(held, parts, strict=True):
+                into[:] = own[expert % len(own)].data
+
+        path = self._experts_at(layer, "").removesuffix(".")
+        write_record_file(file, path, self.config["num_experts"], form, fill)
+
+    @staticmethod
+    def _experts_at(layer: int, part: str) -> str:
+        return f"model.layers.{layer}.mlp.switch_mlp.{part}"
+
     def _layer(self, number: int) -> dict[str, mx.array]:
-        own, hidden, inner = f"model.layers.{number % self._layers}", self._shape.hidden, self._shape.inner
+        own, hidden = f"model.layers.{number % self._layers}", self._shape.hidden
         made = {f"{own}.{name}.weight": self._norm(f"{own}.{name}") for name in NORMS}
         made |= {f"{own}.self_attn.{name}.weight": self._plain(f"{own}.self_attn.{name}") for name in HEAD_NORMS}
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -355,9 +396,6 @@ class Padded:
         output = self._plain(f"{own}.self_attn.o_proj")
         made |= self._packed(f"{own}.self_attn.o_proj", output, hidden, output.shape[1])
         made |= self._packed(f"{own}.mlp.gate", self._router(self._plain(f"{own}.mlp.gate"), number))
-        for name in EXPERT_PARTS:
-            path, sizes = f"{own}.mlp.switch_mlp.{name}", (hidden, inner) if name == "down_proj" else (inner, hidden)
-            made |= self._packed(path, mx.concatenate([self._plain(path)] * self._shape.copies), *sizes)
         return {name.replace(own, f"model.layers.{number}", 1): array for name, array in made.items()}
 
     def _router(self, trained: mx.array, number: int) -> mx.array:
@@ -405,15 +443,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     found = list[Figures]()
     for name in ("",) if chosen.model else chosen.shape.split(","):
-        with tempfile.TemporaryDirectory(dir=chosen.folder) as made:
-            folder = chosen.model or Path(made)
-            if not chosen.model:
-                Padded((TINY if chosen.tiny else SHAPES)[name]).write(folder)
+        with _made(name, chosen) as folder:
             for gbps in chosen.disk_gbps or (None,):
                 found += _measured(name or folder.name, folder, Disk(gbps), chosen)
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(each) for each in found], indent=1))
     return complain(found)
+
+
+@contextmanager
+def _made(name: str, chosen: argparse.Namespace) -> Iterator[Path]:
+    """The folder of a model, or of a shape, which stays where somebody says where it is to be."""
+    if chosen.model:
+        yield chosen.model
+        return
+    with nullcontext(chosen.folder) if chosen.folder else tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / (f"{name}-tiny" if chosen.tiny else name)
+        if not (folder / LAST_WRITTEN).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            began = time.monotonic()
+            Padded((TINY if chosen.tiny else SHAPES)[name]).write(folder)
+            size = sum(file.stat().st_size for file in checkpoint_files(folder))
+            print(f"{name}: {size / 1e9:.3g} GB written in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        yield folder
 
 
 def _measured(name: str, folder: Path, disk: Disk, chosen: argparse.Namespace) -> Iterator[Figures]:
@@ -439,7 +491,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--prefill", type=int, default=256, help="tokens of a prompt whose own speed is measured, or 0")
     parser.add_argument("--rounds", type=int, default=3, help="besides one to warm up")
-    parser.add_argument("--folder", type=Path, help="where shapes are written to (default: the temporary folder)")
+    parser.add_argument("--folder", type=Path, help="where shapes are written to and stay (default: they do not stay)")
     parser.add_argument("--tiny", action="store_true", help="small experts and few layers: shows that all of it works")
     parser.add_argument("--json", type=Path)
     return parser
@@ -458,7 +510,8 @@ def _line(figures: Figures, disk: Disk) -> str:
         f"{figures.shape}, {figures.share:.0%} of the experts, {figures.work}: {figures.tokens_per_second:.4g} tok/s, "
         f"{figures.of_all:.2f}x all in memory, {figures.over_waiting:.2f}x without overlap, "
         f"{figures.of_limit:.2f} of the limit; hits {figures.hits:.0%}, guessed {figures.guessed:.0%}, missed "
-        f"{figures.missed:.0%}; {figures.megabytes_a_token:.3g} MB a token, {figures.wasted:.0%} of it for nothing; "
+        f"{figures.missed:.0%}; {figures.megabytes_a_token:.3g} MB in {figures.reads_a_token:.3g} reads a token, "
+        f"{figures.wasted:.0%} of it for nothing; waited {figures.waited:.0%} of the time; "
         f"disk {figures.disk_gbps:.2g} GB/s ({disk.words})" + ("" if figures.same else "  OTHER TOKENS")
     )
 

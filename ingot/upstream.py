@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import re
 import resource
@@ -309,9 +310,22 @@ def _without_zero_biases(weights: Mapping[str, mx.array], model: Any) -> dict[st
 
 
 def _arrays(file: Path) -> dict[str, mx.array]:
-    arrays = mx.load(str(file))
-    assert isinstance(arrays, dict)
+    arrays, metadata = mx.load(str(file), return_metadata=True)
+    assert isinstance(arrays, dict) and isinstance(metadata, dict)
+    for path, parts in json.loads(metadata.get("expert_records", "{}")).items():
+        arrays |= _parts_of_records(path, arrays.pop(f"{path}.expert_records"), parts)
     return arrays
+
+
+def _parts_of_records(path: str, records: mx.array, parts: Any) -> Iterator[tuple[str, mx.array]]:
+    """The arrays [experts, ...] of a layer whose experts' bytes lie beside each other."""
+    begin = 0
+    for projection, name, dtype, shape in parts:
+        kind = getattr(mx, dtype)
+        end = begin + math.prod(shape) * kind.size
+        own = mx.contiguous(records[:, begin:end]).view(kind)
+        yield f"{path}.{projection}.{name}", own.reshape(records.shape[0], *shape)
+        begin = end
 
 
 def _pack(model: Any, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:

@@ -252,6 +252,12 @@ def run_convert(arguments: list[str]) -> int:
         metavar="MODEL",
         help="take the head out of this folder, file or hub id, of which only the files that hold it are read",
     )
+    parser.flag(
+        "--experts",
+        action="store_true",
+        help="lay gate, up and down of each of a mixture's experts beside each other, so that --expert-memory reads an "
+        "expert at once; mlx-lm does not know such folders, ingot serves them with and without --expert-memory",
+    )
     add_settings(parser, ("the rest",), names=MODEL_FILE_SETTINGS)
     namespace = parser.parse(arguments)
     return _convert_model(namespace, settings_from_arguments(namespace).settings)
@@ -277,13 +283,16 @@ def _convert_model(namespace: argparse.Namespace, settings: Settings) -> int:
     packed = is_quantized_config(config)
     if packed and flags:
         raise ConfigError(f"{folder.name} is packed already: packing it again would only lose more")
-    if packed and donor is None:
-        raise ConfigError(f"{folder.name} is packed already; --head-from joins a head to it")
+    records = "experts" in vars(namespace)
+    if packed and donor is None and not records:
+        raise ConfigError(
+            f"{folder.name} is packed already; --head-from joins a head to it, and --experts lays its experts together"
+        )
     head = (
         find_own_head(folder.path, config) if donor is None else find_head_elsewhere(donor, config, settings, progress)
     )
     target = namespace.target.expanduser().absolute()
-    Conversion(folder.path, folder.name, None if packed else quantization, head).run(target, progress)
+    Conversion(folder.path, folder.name, None if packed else quantization, head, records).run(target, progress)
     progress.finish()
     print(target)
     if head is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -39,7 +39,7 @@ from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, slower_parts, s
 from ingot.models.checkpoint import evaluate_in_pieces, pause
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.experts.loading import ExpertMemory, stream_experts
-from ingot.models.experts.streaming import ExpertStore
+from ingot.models.experts.streaming import ExpertStore, StreamedExperts
 from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
@@ -335,6 +335,7 @@ def load_model_adapter(
         )
         adapted = replace(adapted, lossy=lossy, experts=streamed)
         if streamed is not None:  # which experts are in memory is decided between layers
+            streamed.read_ahead = expert_memory is not None and expert_memory.read_ahead
             return replace(adapted, steps=None, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:
         return replace(adapted, steps=None)
@@ -522,20 +523,25 @@ def _probe_model(
     *,
     unlike: bool,
 ) -> tuple[ProbeFindings, int]:
-    """The findings, and the margin that the model's windows need."""
+    """The findings, and the margin that the model's windows need. Where experts would have to be read, all tokens go to
+    the same one."""
+    is_streamed = any(isinstance(module, StreamedExperts) for module in model.modules())
     variants = ProbeVariants(
-        lambda: nudged_embeddings(model, dtype), lambda: fixed_experts(model), partial(_mlx_lm_logits, model)
+        lambda: nudged_embeddings(model, dtype),
+        lambda: None if is_streamed else fixed_experts(model),
+        partial(_mlx_lm_logits, model),
     )
 
     def findings(margin: int) -> ProbeFindings:
         rows = partial(new_batch_state, model, margin, kept, kernels)
         return Probe(partial(run_forward, model, selection), rows, dtype, unlike=unlike, variants=variants).run()
 
-    found = findings(0)
-    windows = [state for state in found.rows.states if isinstance(state, WindowState)]
-    # PLaMo 3's masks show a token one more than its caches keep.
-    margin = max((state.asked - state.window for state in windows), default=0)
-    return (findings(margin) if margin else found), margin
+    with (fixed_experts(model) if is_streamed else None) or nullcontext():
+        found = findings(0)
+        windows = [state for state in found.rows.states if isinstance(state, WindowState)]
+        # PLaMo 3's masks show a token one more than its caches keep.
+        margin = max((state.asked - state.window for state in windows), default=0)
+        return (findings(margin) if margin else found), margin
 
 
 def _mlx_lm_logits(model: Any, prompt: list[int]) -> mx.array:

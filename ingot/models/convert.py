@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from ingot.models.draft_heads.checkpoint import (
 )
 from ingot.models.draft_heads.loading import DRAFTER_FOLDER, DrafterFolder, drafter_in
 from ingot.models.draft_heads.mtp import build_mtp_head
+from ingot.models.experts.records import write_expert_records
 from ingot.models.files import hub
 from ingot.models.files.folder_checks import READ_SUFFIXES
 from ingot.models.files.model_config import older_config_names
@@ -60,13 +62,16 @@ class Conversion:
     source: str  # its name for people
     quantization: WeightQuantization | None
     head: HeadSource | DrafterFolder | None
+    records: bool = False
+    """Its experts lie beside each other (`models/experts/records.py`)."""
 
     @property
     def origin(self) -> dict[str, Any]:
         """All that the result depends on, as the model store records it."""
         head = [] if self.head is None else [_file_fingerprint(file) for file in self.head.files]
         files = [_file_fingerprint(file) for file in sorted(self.folder.glob("model*.safetensors"))]
-        return {"source": self.source, "packing": str(self.quantization), "files": files, "head": head}
+        origin = {"source": self.source, "packing": str(self.quantization), "files": files, "head": head}
+        return origin | ({"experts": "records"} if self.records else {})
 
     def run(self, target: Path, progress: Progress) -> None:
         """Make `target`, unless just this was made there before. Killed at any moment, it leaves nothing there. Raises
@@ -78,11 +83,10 @@ class Conversion:
         store_model(target, self.origin, lambda folder: self._fill(folder, progress), progress)
 
     def _fill(self, target: Path, progress: Progress) -> None:
-        if self.quantization is None:
-            _reuse_weights(self.folder, target, progress)
+        if self.records:
+            self._write_records(target, progress)
         else:
-            progress(f"quantising {self.source} to {self.quantization}")
-            _quantize_model(self.folder, target, self.quantization)
+            self._write_weights(target, progress)
         if self.head is not None:
             progress(f"writing its draft head: {format_bytes(self.head.nbytes)}")
             if isinstance(self.head, HeadSource):
@@ -97,6 +101,20 @@ class Conversion:
                 and file.name not in _REWRITTEN
             ):
                 shutil.copyfile(file, target / file.name)
+
+    def _write_weights(self, target: Path, progress: Progress) -> None:
+        if self.quantization is None:
+            _reuse_weights(self.folder, target, progress)
+        else:
+            progress(f"quantising {self.source} to {self.quantization}")
+            _quantize_model(self.folder, target, self.quantization)
+
+    def _write_records(self, target: Path, progress: Progress) -> None:
+        with tempfile.TemporaryDirectory(dir=target) as made:
+            packed = Path(made)
+            self._write_weights(packed, progress)
+            shutil.copyfile(packed / "config.json", target / "config.json")
+            write_expert_records(packed, target, progress)
 
 
 def is_quantized_config(config: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@ if mlx.core.__version__ != built_for.MLX:
     raise ImportError(f"ingot_native was built for mlx {built_for.MLX}, and this is {mlx.core.__version__}")
 
 from ingot_native._native import (
+    Arrival,
     Attention,
     Codec,
     CodedForm,
@@ -15,6 +16,7 @@ from ingot_native._native import (
     Gate,
     GatedDelta,
     GgufFile,
+    Numbers,
     Rotation,
     Scan,
     Spans,
@@ -44,11 +46,12 @@ from ingot_native._native import (
     write_tokens,
 )
 
-INTERFACE = 5
+INTERFACE = 6
 """Raised whenever what is called here, or what it is given, changes: ingot takes the one that it knows alone."""
 
 __all__ = [
     "INTERFACE",
+    "Arrival",
     "Attention",
     "Codec",
     "CodedForm",
@@ -56,6 +59,7 @@ __all__ = [
     "Gate",
     "GatedDelta",
     "GgufFile",
+    "Numbers",
     "Rotation",
     "Scan",
     "Spans",

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <tuple>
 
+#include "arrive.h"
 #include "attend.h"
 #include "codec.h"
 #include "convolve.h"
@@ -52,6 +53,37 @@ void bind_experts(nb::module_& module) {
       },
       "x"_a, "indices"_a, "gate"_a, "up"_a, "down"_a, nb::kw_only(), "slope"_a, "limit"_a, "offset"_a,
       "down(gate * sigmoid(slope * gate) * (up + offset)) of experts [..., k]: [..., k, rows of down].");
+}
+
+void bind_arrival(nb::module_& module) {
+  using Given = std::vector<std::pair<uintptr_t, size_t>>;  // (address, bytes from one expert to the next)
+  auto targets = [](const Given& given) {
+    std::vector<ingot::Target> taken;
+    for (const auto& [address, stride] : given) taken.push_back({address, stride});
+    return taken;
+  };
+  nb::enum_<ingot::Numbers>(module, "Numbers")
+      .value("bytes", ingot::Numbers::bytes)
+      .value("bfloat16", ingot::Numbers::bfloat16)
+      .value("float16", ingot::Numbers::float16)
+      .value("float32", ingot::Numbers::float32);
+  nb::class_<ingot::Arrival>(module, "Arrival", "How an expert's bytes in a file become those of memory that kernels read.")
+      .def(nb::init<>())
+      .def(
+          "add_packed",
+          [targets](ingot::Arrival& arrival, int rows, int columns, int group, int bits, bool mxfp4, std::vector<int> given,
+                    ingot::Numbers factors, const Given& to, ingot::Numbers stored) {
+            arrival.add_packed(rows, columns, group, bits, mxfp4, std::move(given), factors, targets(to), stored);
+          },
+          nb::kw_only(), "rows"_a, "columns"_a, "group"_a, "bits"_a, "mxfp4"_a, "given"_a, "factors"_a, "to"_a, "stored"_a,
+          "`given` are the numbers of quanta, scales and biases in what `fill` is given.")
+      .def(
+          "add_plain",
+          [targets](ingot::Arrival& arrival, size_t count, int given, ingot::Numbers from, std::pair<uintptr_t, size_t> to,
+                    ingot::Numbers stored) { arrival.add_plain(count, given, from, targets({to}).front(), stored); },
+          nb::kw_only(), "count"_a, "given"_a, "from_"_a, "to"_a, "stored"_a)
+      .def("fill", &ingot::Arrival::fill, "given"_a, "slot"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Addresses of an expert's arrays, and the slot that they go to. Any thread may call it, without Python's lock.");
 }
 
 // A layer's pages in fewer bits, and their form.
@@ -240,6 +272,7 @@ NB_MODULE(_native, module) {
   bind_codecs(module);
   ingot::bind_recurrent(module);
   bind_experts(module);
+  bind_arrival(module);
   module.def(
       "draw",
       [](const mlx::core::array& logits, const std::vector<std::tuple<float, int, float, float, float>>& draws) {

@@ -25,6 +25,7 @@ from ingot.models.adapter import load_model_adapter
 from ingot.models.draft_heads.checkpoint import find_head
 from ingot.models.draft_heads.loading import drafter_kind, own_drafter
 from ingot.models.draft_heads.mtp import check_draft_head, load_mtp_head
+from ingot.models.files.folder_checks import read_record_layout
 from ingot.models.files.model_store import store_model
 from ingot.models.files.progress import no_progress
 from tests.cli.conftest import Done
@@ -32,6 +33,7 @@ from tests.cli.scripted import environment
 from tests.models.draft_heads import test_block
 from tests.models.draft_heads.making import make, named, write, write_shards
 from tests.models.draft_heads.test_hybrid import HYBRID
+from tests.models.experts.mixtures import saved
 from tests.models.gguf.making import CONTEXT, as_q4_k_m, tiny_model
 from tests.processes import INGOT, run
 
@@ -313,6 +315,25 @@ def test_weights_are_packed_and_the_head_beside_them_is_not(packed: Path) -> Non
     published = tensors_of(HYBRID / "model.safetensors")
     assert mx.array_equal(head["mtp.fc.weight"], published["mtp.fc.weight"])
     assert mx.array_equal(head["mtp.norm.weight"], published["mtp.norm.weight"] + 1)
+
+
+def test_experts_are_packed_and_laid_beside_each_other(tmp_path: Path) -> None:
+    mixture, target = saved("qwen3_moe", tmp_path / "mixture"), tmp_path / "made"
+    assert converted(mixture, target, "--experts", "--group-size", "32") == 0
+    assert kept_config(target)["quantization"]["bits"] == 4
+    layers = [read_record_layout(file) for file in sorted(target.glob("model-experts-*.safetensors"))]
+    assert layers and all(len(parts) == 9 for layer in layers for parts in layer.values())
+    load_model_adapter(target, current_device()).close()
+    assert converted(target, tmp_path / "again", "--experts") != 0  # they lie so already
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_model_without_experts_has_none_to_lay_beside_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert converted(HYBRID, tmp_path / "made", "--experts") != 0
+    assert "no mixture of experts" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_packed_model_runs_with_its_head_and_has_its_tokenizer(packed: Path) -> None:

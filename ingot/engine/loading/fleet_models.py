@@ -26,6 +26,7 @@ from ingot.engine.speculation.options import SpeculationOptions
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, active_memory
 from ingot.kernels.memory import release_unused_memory
+from ingot.models.experts.kept import KEPT
 from ingot.models.files.gguf_files import weight_bytes, weight_files
 from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in
 from ingot.models.files.progress import Progress, no_progress
@@ -72,6 +73,7 @@ class BlockingModelLoader:
         self._alongside_claims: dict[str, int] = {}
         self._has_main_model = len(entries) - len(self._alongside) == 1
         self._trim = find_malloc_trim()
+        self._loaded: dict[ModelEngine, int] = {}  # with their claims
 
     def find(self, entry: ModelEntry, progress: Progress = no_progress) -> FoundModel:
         folder, further = find_model_files(entry.settings, entry.kind, progress)
@@ -153,6 +155,8 @@ class BlockingModelLoader:
         began = time.monotonic()
         if entry.settings.expert_memory == ALL_EXPERTS:
             prefetch_weights(found.folder.path)
+        free = self._memory - sum(self._loaded.values()) - found.claim
+        self._loop.run(lambda: KEPT.make_room(free, but=found.folder.path))
         before = self._loop.run(release_unused_memory)
         size, reported = found.weight_bytes, 0.0
 
@@ -165,6 +169,7 @@ class BlockingModelLoader:
             self._loop.run_other_workloads()
 
         engine = self._start(entry, found, between)
+        self._loaded[engine] = found.claim
         if self._trim is not None:
             self._trim()  # a tokenizer of many words leaves holes in the heap of whichever thread made it
         took, weights = time.monotonic() - began, engine.card.weight_bytes / 1e9
@@ -196,14 +201,18 @@ class BlockingModelLoader:
         """Says in the log what came back, and warns where that is less than the weights were."""
         name, weights = engine.card.name, engine.card.weight_bytes
         began = time.monotonic()
+        self._loaded.pop(engine, None)
+        KEPT.room, kept = self._memory - sum(self._loaded.values()), KEPT.nbytes
         freed = engine.leave()
+        kept = max(0, KEPT.nbytes - kept)
         if self._trim is not None:
             self._trim()
-        level = logging.WARNING if freed < 0.99 * weights else logging.INFO
+        level = logging.WARNING if freed + kept < 0.99 * weights else logging.INFO
+        stays = f"; {kept / 1e9:.3f} GB of experts stay until something else needs the memory" if kept else ""
         log.log(
             level,
-            "%s was unloaded in %.1f s: %.3f GB are free again, of which %.3f GB were its weights",
-            *(name, time.monotonic() - began, freed / 1e9, weights / 1e9),
+            "%s was unloaded in %.1f s: %.3f GB are free again, of which %.3f GB were its weights%s",
+            *(name, time.monotonic() - began, freed / 1e9, (weights - kept) / 1e9, stays),
         )
 
 

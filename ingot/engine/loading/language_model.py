@@ -303,10 +303,11 @@ def _expert_memory(settings: Settings, total: int) -> ExpertMemory | None:
     stated = settings.expert_memory
     if stated == ALL_EXPERTS:
         return None
+    form = (settings.dtype, settings.deterministic)
     if stated == "auto":
-        return ExpertMemory(lambda others, experts: int(max(0, total - others) * EXPERT_SHARE))
+        return ExpertMemory(lambda others, experts: int(max(0, total - others) * EXPERT_SHARE), form=form)
     amount = memory_bytes(stated, total)
-    return ExpertMemory(lambda others, experts: amount)
+    return ExpertMemory(lambda others, experts: amount, form=form)
 
 
 @dataclass(frozen=True, slots=True)

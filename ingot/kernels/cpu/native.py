@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Integers = array[int] | memoryview | np.ndarray[Any, np.dtype[np.int32]]
     """Of 32 bits."""
 
-INTERFACE = 5
+INTERFACE = 6
 """The version of `ingot_native`'s interface; an extension of another version is not used."""
 ROTATED_SIZES = (16, 32, 64, 128, 256, 512)
 """Sizes of vectors that its KV codecs rotate."""
@@ -307,6 +307,32 @@ def packed_weights(
     if biases is None:
         return native_extension().Weights.mxfp4(quanta, scales, bias)
     return native_extension().Weights.packed(quanta, scales, biases, bias, group_size=group_size, bits=bits)
+
+
+def expert_arrival() -> Any | None:
+    """What brings experts that a thread has read into the kernels' memory (native/src/arrive.h); None without them."""
+    return native_extension().Arrival() if available() else None
+
+
+def arrives(*, group_size: int, bits: int, mode: str) -> bool:
+    """Whether an arrival knows such weights."""
+    return mode == "mxfp4" or (mode == "affine" and bits in (4, 8))
+
+
+def becomes(stored: mx.Dtype, wanted: mx.Dtype) -> bool:
+    """Whether an arrival can bring numbers from one format to another."""
+    import mlx.core as mx
+
+    return stored == wanted or (stored in (mx.bfloat16, mx.float16, mx.float32) and wanted in (mx.float16, mx.float32))
+
+
+def number_format(dtype: mx.Dtype | None) -> Any:
+    """As an arrival knows it; None for plain bytes."""
+    import mlx.core as mx
+
+    numbers = native_extension().Numbers
+    known = {mx.bfloat16: numbers.bfloat16, mx.float16: numbers.float16, mx.float32: numbers.float32}
+    return numbers.bytes if dtype is None else known.get(dtype, numbers.bytes)
 
 
 def block_weights(blocks: mx.array, bias: mx.array | None, bits: int) -> Any:

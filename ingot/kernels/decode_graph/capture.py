@@ -294,15 +294,9 @@ class CudaReplayStage:
         """The addresses of arrays, by id. The arrays are kept alive."""
         new = [array for array in arrays if id(array) not in self._addresses]
         mx.eval(new)
-        located = [self._locate(array) for array in new]
-        mx.eval(located)
-        for array, words in zip(new, located, strict=True):
-            self._addresses[id(array)] = (array, int(np.array(words)[:2].view(np.int64)[0]))
+        for array, address in zip(new, locate_arrays(self.run, new), strict=True):
+            self._addresses[id(array)] = (array, address)
         return {id(array): self._addresses[id(array)][1] for array in arrays}
-
-    def _locate(self, array: mx.array) -> mx.array:
-        work = LaunchConfig((("T", array.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
-        return self.run(paged_kernel("locate"), [array, array], work)[0]
 
     def __del__(self) -> None:
         """All results of what was launched have been read."""
@@ -354,6 +348,19 @@ class _CudaReplay:
 
 def _padded_words(numbers: Sequence[int]) -> mx.array:
     return mx.array([*numbers, *[0] * (-len(numbers) % 8)], mx.int32)
+
+
+def locate_arrays(run: Launcher, arrays: Sequence[mx.array]) -> list[int]:
+    """The addresses of evaluated arrays."""
+
+    def located(array: mx.array) -> mx.array:
+        seen = array.view(mx.int32) if array.dtype == mx.uint32 else array  # which kernels know
+        work = LaunchConfig((("T", seen.dtype),), (1, 1, 1), 32, (OutputSpec((4,), mx.int32),))
+        return run(paged_kernel("locate"), [seen, seen], work)[0]
+
+    words = [located(array) for array in arrays]
+    mx.eval(words)
+    return [int(np.array(each)[:2].view(np.int64)[0]) for each in words]
 
 
 def replay_stage(device: Device) -> ReplayStage:

@@ -36,6 +36,8 @@ from ingot.observe.logs import report_step
 
 DRIVER_LIBRARY = "libcuda.so.1"
 NON_BLOCKING = 1
+PORTABLE = 1
+"""Pinned for all threads and contexts."""
 
 
 COMPUTE_CAPABILITY = 75
@@ -168,6 +170,17 @@ class CudaDriver:
     def forget(self, graph: int) -> None:
         """Destroy a graph, which may still be running."""
         self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
+
+    def pinned(self, size: int) -> int:
+        """The address of so many bytes of the host's that the device copies by itself."""
+        address = ctypes.c_void_p()
+        self._call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), PORTABLE)
+        return _handle_value(address)
+
+    def copy_to_device(self, to: int, source: int, size: int, stream: int) -> None:
+        """From pinned memory, which is read until the stream is done."""
+        copied = ctypes.c_uint64(to), ctypes.c_void_p(source), ctypes.c_size_t(size)
+        self._call("cuMemcpyHtoDAsync_v2", *copied, ctypes.c_void_p(stream))
 
     def synchronize(self, stream: int) -> None:
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))

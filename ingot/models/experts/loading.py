@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -14,13 +16,15 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError, ModelError
-from ingot.kernels.device import Device
+from ingot.kernels.device import Device, available_memory
+from ingot.kernels.gpu.device_copies import find_device_copies
 from ingot.models.checkpoint import pause_loading
-from ingot.models.experts.files import ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
+from ingot.models.experts.files import READERS, ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
+from ingot.models.experts.kept import KEPT
 from ingot.models.experts.locating import ExpertLocator
 from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
-from ingot.models.experts.weights import PARTS, TINY, StoredExperts, StoredPart, projections_of
+from ingot.models.experts.weights import PARTS, TINY, Bytes, StoredExperts, StoredPart, projections_of
 from ingot.models.families.registry import moe_spec_of
 from ingot.models.layers.attention_setup import layer_numbers
 from ingot.models.layers.layer_program import decoder_layers_of, layer_program_of
@@ -36,12 +40,16 @@ SETTING: Final = "expert_memory"
 class ExpertMemory:
     """How experts that do not fit in memory are kept. `slot_bytes` is called with the bytes of all other weights and
     those of all experts, and says how many slots may have. Without `read_ahead` experts are read when they are needed
-    and not before, with `always` they have slots even if all of them fit, and `read` stands in for the operating
-    system's: these are for tests and benchmarks."""
+    and not before, one after another; with `always` they have slots even if all of them fit; `past_cache` says whether
+    reads pass the system's page cache by, instead of where the experts do not fit into it; and `read` stands in for the
+    operating system's: these are for tests and benchmarks. `form` are the settings on which the numbers in slots
+    depend."""
 
     slot_bytes: Callable[[int, int], int]
     read_ahead: bool = True
     always: bool = False
+    past_cache: bool | None = None
+    form: Hashable = None
     read: ReadBytes = read_bytes
 
 
@@ -60,10 +68,7 @@ def stream_experts(
     """Replace the experts of a model that nothing was read of. `stored` are its files' arrays as they were loaded, by
     name. Returns None where all of them fit. Raises ConfigError or ModelError that says why they cannot be read one by
     one."""
-    found = sorted(
-        ((path, module) for path, module in model.named_modules() if isinstance(module, SwitchGLU | SwitchMLP)),
-        key=lambda each: layer_numbers(each[0]),
-    )
+    found = _expert_modules(model)
     if not found:
         raise ConfigError(f"{SETTING}: the model has no mixture of experts: leave it out", param=SETTING)
     files = ExpertFiles(folder, memory.read)
@@ -75,6 +80,19 @@ def stream_experts(
     except BaseException:
         files.close()
         raise
+
+
+def find_experts(model: nn.Module, stored: Mapping[str, mx.array], files: ExpertFiles) -> list[StoredExperts]:
+    """Where the experts of each layer lie. Raises ModelError where they cannot be read one by one."""
+    locator = ExpertLocator(stored, files)
+    return [_stored_experts(path, module, locator) for path, module in _expert_modules(model)]
+
+
+def _expert_modules(model: nn.Module) -> list[tuple[str, Any]]:
+    return sorted(
+        ((path, module) for path, module in model.named_modules() if isinstance(module, SwitchGLU | SwitchMLP)),
+        key=lambda each: layer_numbers(each[0]),
+    )
 
 
 def _streamed(
@@ -95,17 +113,34 @@ def _streamed(
         return None
     guesses = _router_guesses(model, [module for _, module in found])
     _refuse_too_few(min(counts), guesses, sum(sizes), most)
-    filled = []
-    for (_, module), each, count in zip(found, layers, counts, strict=True):
-        filled.append(ExpertSlots(each.count, count))
-        for name, linear in projections_of(module).items():
-            _fill_slots(linear, [part for part in each.parts if part.projection == name], filled[-1], files, device)
-    store = ExpertStore(files, read_ahead=memory.read_ahead)  # from here on nothing fails
-    for (path, module), each, guess, slots in zip(found, layers, guesses, filled, strict=True):
-        layer = LayerExperts(store, each, slots, guess)
+    form = (files.identity, tuple(counts), memory.form)
+    kept = KEPT.take(form)
+    filled = [] if kept is not None else _all_filled_slots(found, layers, counts, files, device)
+    _choose_cache(files, memory, sum(each.count * each.bytes_of_one for each in layers))
+    copies = find_device_copies(device)
+    store = ExpertStore(files, form=form, copies=copies)  # from here on nothing fails
+    for number, (path, module) in enumerate(found):
+        slots = filled[number] if kept is None else kept[number].slots
+        layer = LayerExperts(store, layers[number], slots, guesses[number])
         store.layers.append(layer)
+        if kept is not None:
+            module = layer.resume(kept[number])
         model.update_modules(tree_unflatten([(path, StreamedExperts(module, layer))]))
     return store
+
+
+def _all_filled_slots(
+    found: Sequence[tuple[str, Any]],
+    layers: Sequence[StoredExperts],
+    counts: Sequence[int],
+    files: ExpertFiles,
+    device: Device,
+) -> list[ExpertSlots]:
+    with ThreadPoolExecutor(READERS) as threads:
+        return [
+            _filled_slots(projections_of(module), each, count, partial(_read_first, threads, files), device)
+            for (_, module), each, count in zip(found, layers, counts, strict=True)
+        ]
 
 
 def _stored_experts(path: str, module: Any, locator: ExpertLocator) -> StoredExperts:
@@ -152,9 +187,9 @@ def _is_widened(linear: Any, device: Device) -> bool:
     return device.kind == "cpu" and affine and linear.scales.dtype != mx.float16
 
 
-FIRST_LAYER_SHARE: Final = 0.9
+FIRST_LAYER_SHARE: Final = 0.75
 """The first layer's experts, which no router guesses, are all in memory where that leaves the others this share of
-their slots."""
+their slots: they have more to read then, and wait for less of it."""
 
 
 def _slot_counts(experts: Sequence[int], sizes: Sequence[float], most: int) -> list[int]:
@@ -189,22 +224,53 @@ def _refuse_too_few(count: int, guesses: Sequence[RouterGuess | None], size: flo
         )
 
 
-def _fill_slots(
-    linear: Any, parts: Sequence[StoredPart], slots: ExpertSlots, files: ExpertFiles, device: Device
-) -> None:
-    """The first experts, so that kernels are checked with numbers of the model's."""
-    count, widened = slots.count, _is_widened(linear, device)
-    for part in parts:
-        held = np.empty((count, part.size), np.uint8)
-        for expert in range(count):
-            files.read(part.ranges[expert], memoryview(held[expert]))
+def _filled_slots(
+    linears: Mapping[str, Any],
+    stored: StoredExperts,
+    count: int,
+    read: Callable[[StoredExperts, int], list[Bytes]],
+    device: Device,
+) -> ExpertSlots:
+    """With the first experts, so that kernels are checked with numbers of the model's."""
+    slots = ExpertSlots(stored.count, count)
+    for part, held in zip(stored.parts, read(stored, count), strict=True):
+        linear = linears[part.projection]
         array = part.array(held, count)
-        if widened and part.name == "scales":
+        if part.name == "scales" and _is_widened(linear, device):
             array[-1] = TINY
-        linear[part.name] = array
-        pause_loading()
+        linear[part.name] = array if device.kind != "cuda" else _written_by_device(array)
+    mx.eval([linears[part.projection][part.name] for part in stored.parts])
+    pause_loading()
     for expert in range(count - 1):  # the last one's slot may hold what is no expert
         slots.put(expert, expert)
+    return slots
+
+
+def _written_by_device(array: mx.array) -> mx.array:
+    """The same bytes. On NVIDIA GPUs, what the host has written may be in memory that goes back and forth."""
+    seen = array.view(mx.uint8)
+    moved = (seen | mx.zeros(1, mx.uint8)).view(array.dtype)
+    mx.eval(moved)  # while somebody holds the other, whose memory is not taken over
+    return moved
+
+
+def _read_first(threads: ThreadPoolExecutor, files: ExpertFiles, stored: StoredExperts, count: int) -> list[Bytes]:
+    """The arrays of so many experts [count, bytes]."""
+    held = [np.empty((count, part.size), np.uint8) for part in stored.parts]
+
+    def read(expert: int) -> None:
+        for run, numbers in stored.runs_of(expert):
+            files.read(run, [held[number][expert].data for number in numbers])
+
+    list(threads.map(read, range(count)))
+    return held
+
+
+def _choose_cache(files: ExpertFiles, memory: ExpertMemory, size: int) -> None:
+    """Where all experts fit into what memory is left, the system's page cache is one more place to find them. Else it
+    would only take memory and time."""
+    if available_memory() < size if memory.past_cache is None else memory.past_cache:
+        files.pass_cache()
 
 
 def _router_guesses(model: nn.Module, experts: Sequence[nn.Module]) -> list[RouterGuess | None]:

@@ -27,11 +27,11 @@ class ExpertSlots:
     def count(self) -> int:
         return self.expert_in.size
 
-    def note_uses(self, experts: np.ndarray, tokens: np.ndarray) -> None:
-        """A pass uses these experts, each for so many tokens. Those of a prompt's many tokens count more than a decode
+    def note_uses(self, tokens: np.ndarray) -> None:
+        """A pass uses each expert for so many tokens. Those of a prompt's many tokens count more than a decode
         step's, but not as much as so many steps."""
         self.uses *= AGING
-        self.uses[experts] += np.sqrt(tokens)
+        self.uses += np.sqrt(tokens)
 
     def put(self, expert: int, slot: int) -> None:
         """Whatever was in the slot has no place any more."""
@@ -49,9 +49,11 @@ class ExpertSlots:
         `kept`."""
         owners = self.expert_in
         worth = np.where(owners == NOWHERE, -1.0, self.uses[owners])
-        worth[np.isin(owners, list(kept))] = np.inf
-        order = np.argsort(worth, kind="stable")[:most]
-        return [int(slot) for slot in order if np.isfinite(worth[slot])]
+        places = self.slot_of[list(kept)] if kept else self.slot_of[:0]
+        worth[places[places != NOWHERE]] = np.inf
+        order = np.argsort(worth, kind="stable")[: min(most, self.count - np.isinf(worth).sum())]
+        found: list[int] = order.tolist()
+        return found
 
     def check(self) -> None:
         """Raises AssertionError unless table and slots agree."""

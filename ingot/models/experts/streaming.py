@@ -14,10 +14,9 @@ only written once everything that reads it was evaluated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -25,9 +24,20 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.models.experts.files import LONGEST_WAIT_S, ExpertFiles, ExpertRead, ExpertReaders, WeightsUnreadable
+from ingot.kernels.gpu.device_copies import DeviceCopies
+from ingot.models.experts.files import (
+    LONGEST_WAIT_S,
+    READERS,
+    ExpertFiles,
+    ExpertRead,
+    ExpertReaders,
+    SpareMemory,
+    SparePiece,
+    WeightsUnreadable,
+)
+from ingot.models.experts.kept import KEPT, KeptLayer
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
-from ingot.models.experts.weights import SlotWeights, SpareMemory, StoredExperts
+from ingot.models.experts.weights import BesideSlot, SlotWeights, StoredExperts
 from ingot.models.families.description import MoeSpec
 from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
@@ -58,21 +68,46 @@ class StreamedExperts(nn.Module):
 class ExpertStore:
     """All experts of a model. Only the engine thread may use it, except for `stats`."""
 
-    def __init__(self, files: ExpertFiles, *, read_ahead: bool = True) -> None:
-        self.read_ahead = read_ahead
-        """Whether the next layer's experts are guessed and read while a layer is computed."""
+    def __init__(
+        self,
+        files: ExpertFiles,
+        *,
+        form: Hashable = None,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """Until `read_ahead` is set, nothing is guessed. `form` is all that the numbers in slots depend on. `copies`
+        bring what was read to the device, where it has memory of its own."""
         self.readers = ExpertReaders(files)
+        self.read_ahead = False
         self.meanwhile: Callable[[], None] = lambda: None
         """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []
-        self.spare: SpareMemory = {}
-        self._files, self._counts = files, ExpertStats()
+        self.copies = copies
+        self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
+        self.files, self._form = files, form
+        self._counts = dict.fromkeys(("hits", "predicted", "misses", "wasted", "rounds"), 0)
+        self._waited_s = 0.0
 
     @property
     def stats(self) -> ExpertStats:
-        return replace(
-            self._counts, share=self.share, bytes_read=self.readers.bytes_read, reading_s=self.readers.reading_s
+        readers = self.readers
+        return ExpertStats(
+            self.share,
+            **self._counts,
+            bytes_read=readers.bytes_read,
+            waited_s=self._waited_s,
+            reading_s=readers.reading_s,
         )
+
+    @property
+    def read_ahead(self) -> bool:
+        """Whether the next layer's experts are guessed and read while a layer is computed. Else nothing overlaps:
+        experts are read one after another when they are needed."""
+        return self._read_ahead
+
+    @read_ahead.setter
+    def read_ahead(self, ahead: bool) -> None:
+        self._read_ahead, self.readers.most = ahead, READERS if ahead else 1
 
     @property
     def share(self) -> float:
@@ -94,10 +129,11 @@ class ExpertStore:
     def drive_speed(self) -> float | None:
         """Bytes a second at which experts are read that the system does not have in memory; None if that is not
         known."""
-        return read_speed(self._files.largest, size=min(MIB, self.expert_bytes))
+        return read_speed(self.files.largest, size=min(MIB, self.expert_bytes))
 
-    def count(self, **more: float) -> None:
-        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+    def count(self, **more: int) -> None:
+        for name, n in more.items():
+            self._counts[name] += n
 
     def wait_for(self, reads: Sequence[ExpertRead]) -> None:
         """Until all of them are read. Raises WeightsUnreadable."""
@@ -110,7 +146,7 @@ class ExpertStore:
                     waited = f"{LONGEST_WAIT_S:.0f} seconds"
                     raise WeightsUnreadable(f"The drive has not answered for {waited}, from which experts are read.")
                 self.meanwhile()
-        self.count(waited_s=time.monotonic() - began)
+        self._waited_s += time.monotonic() - began
         for read in reads:
             if read.error is not None:
                 raise WeightsUnreadable(read.error.message, retry_after=read.error.retry_after)
@@ -121,17 +157,20 @@ class ExpertStore:
             layer.slots.check()
 
     def close(self) -> None:
+        """The last call. The slots are kept where there is room for them, with what is in them."""
+        kept = [layer.leave() for layer in self.layers]
         self.readers.close()
-        self._files.close()
-        for layer in self.layers:
-            layer.close()
+        if all(layer is not None for layer in kept):
+            KEPT.put(self._form, self.files.folder, [layer for layer in kept if layer is not None])
+        self.files.close()
         self.spare.clear()
 
 
 @dataclass(frozen=True, eq=False)
 class RouterGuess:
-    """What a layer's router would choose for the hidden states of the layer before. It is a guess: what lies between
-    the layers is left out, and so are groups of experts."""
+    """What a layer's router would choose for the hidden states of the layer before, the likeliest first, and more of
+    them than a token has: there may be time to read them. It is a guess: what lies between the layers is left out, and
+    so are groups of experts."""
 
     model: Any
     path: str
@@ -153,7 +192,8 @@ class RouterGuess:
         scores = mx.sigmoid(found) if spec.scores == "sigmoid" else found
         bias = None if spec.bias is None else attrgetter(spec.bias)(owner)
         scores = scores if bias is None else scores + bias
-        return mx.argpartition(-scores, self.top - 1, axis=-1)[..., : self.top]
+        most = min(self.top + self.top // 2, scores.shape[-1])
+        return mx.argsort(-scores, axis=-1)[..., :most]
 
 
 @dataclass(eq=False)
@@ -163,6 +203,16 @@ class _Arriving:
     expert: int
     slot: int
     read: ExpertRead
+    victim: int | None = None
+    """Who is in the slot, and stays there until it is written to: the read may be called off before."""
+
+
+def by_likelihood(guessed: np.ndarray) -> list[int]:
+    """Experts from the guesses of tokens [..., n], in each of which the likeliest come first."""
+    ranks = guessed.shape[-1] - np.arange(guessed.shape[-1])
+    experts, places = np.unique(guessed, return_inverse=True)
+    weight = np.bincount(places.reshape(-1), np.broadcast_to(ranks, guessed.shape).reshape(-1))
+    return [int(experts[place]) for place in np.argsort(-weight, kind="stable")]
 
 
 class LayerExperts:
@@ -174,39 +224,66 @@ class LayerExperts:
         self._store, self.stored, self.slots, self.guess = store, stored, slots, guess
         self.number = len(store.layers)
         self._weights: SlotWeights | None = None
+        self._products: nn.Module | None = None
         self._arriving: dict[int, _Arriving] = {}
         self._unused: set[int] = set()  # read ahead, and not used since
-        self._guessed: np.ndarray | None = None  # for this pass
+        self._guessed: set[int] | None = None  # for this pass
         self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
         self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
 
-    def close(self) -> None:
-        """Let go of the model, which knows this layer, and of the slots' memory. The last call."""
-        self.guess, self._weights, self._outputs = None, None, []
-        self._arriving.clear()
+    def resume(self, kept: KeptLayer) -> nn.Module:
+        """Go on with the slots of the same model, which was unloaded; returns the products that read them."""
+        self._weights = kept.weights
+        kept.weights.move_to(self._store.files, self._store.spare)
+        products: nn.Module = kept.products
+        return products
+
+    def leave(self) -> KeptLayer | None:
+        """Let go of the model, which knows this layer. The last call. Returns the slots, if they were used and nothing
+        is on its way into them."""
+        for each in list(self._arriving.values()):
+            if not self._call_off(each) and each.read.done.wait(PATIENCE_S):
+                with suppress(WeightsUnreadable):
+                    self._settle([each])
+        mx.eval(self._outputs)
+        weights, products = self._weights, self._products
+        self.guess, self._weights, self._products, self._outputs = None, None, None, []
+        if weights is None or products is None or self._arriving:
+            return None
+        return KeptLayer(products, self.slots, weights)
 
     def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
         """The products of each token and its experts, as the products give them with all experts in memory."""
+        self._products = products
         if self._weights is None:
-            self._weights = SlotWeights(products, self.stored, self._store.spare)
+            self._weights = self._slot_weights(products)
         following = self._following()
-        guess = None if following is None or following.guess is None else following.guess(x)
-        mx.eval(indices, *([] if guess is None else [guess]))
-        chosen = np.array(indices.astype(mx.int32))
-        wanted, tokens = np.unique(chosen, return_counts=True)
-        self.slots.note_uses(wanted, tokens)
+        ahead = [] if following is None or following.guess is None else [following.guess(x).astype(mx.int32)]
+        choice = indices.astype(mx.int32)
+        mx.eval(choice, ahead)
+        chosen = np.array(choice)
+        tokens = np.bincount(chosen.reshape(-1), minlength=self.slots.slot_of.size)
+        wanted = tokens.nonzero()[0].tolist()
+        self.slots.note_uses(tokens)
+        self._call_off_wrong(set(wanted))
         if self._guessed is not None:
-            self._right += LEARNING * (float(np.isin(wanted, self._guessed).mean()) - self._right)
+            self._right += LEARNING * (len(self._guessed.intersection(wanted)) / len(wanted) - self._right)
             self._guessed = None
         y: mx.array | None = None
         for number, some in enumerate(self._rounds(wanted)):
             reads = self._begin_reading(some)
-            if number == 0 and guess is not None and following is not None:
-                following.read_ahead(np.array(guess.astype(mx.int32)))
+            if number == 0 and following is not None:
+                following.read_ahead(*map(np.array, ahead))
             self._finish_reading(reads, some)
             y = self._products_of(x, chosen, some, products, y)
         assert y is not None
         return y
+
+    def _slot_weights(self, products: nn.Module) -> SlotWeights:
+        store = self._store
+        if store.copies is not None:  # memory is pinned on this thread alone
+            store.spare.reserve(2 * READERS, self.stored.most_spare)
+        return SlotWeights(products, self.stored, store.files, store.spare, store.copies)
 
     def _following(self) -> LayerExperts | None:
         """The next layer, if its experts are to be guessed."""
@@ -216,25 +293,27 @@ class LayerExperts:
             return None
         return None if following.slots.count == following.slots.slot_of.size else following
 
-    def _rounds(self, wanted: np.ndarray) -> Iterator[list[int]]:
+    def _rounds(self, wanted: list[int]) -> Iterator[list[int]]:
         """The experts of each round; those first that are in memory, or on their way."""
-        places = self.slots.slot_of[wanted]
-        order = sorted(
-            range(wanted.size),
-            key=lambda i: 0 if places[i] != NOWHERE else 1 if int(wanted[i]) in self._arriving else 2,
-        )
-        experts, most = [int(wanted[i]) for i in order], self.slots.count
-        if len(experts) > most:
-            self._store.count(rounds=-(-len(experts) // most) - 1)
+        most = self.slots.count
+        if len(wanted) <= most:
+            yield wanted
+            return
+        places = self.slots.slot_of
+        experts = sorted(wanted, key=lambda each: 0 if places[each] != NOWHERE else 1 if each in self._arriving else 2)
+        self._store.count(rounds=-(-len(experts) // most) - 1)
         for begin in range(0, len(experts), most):
             yield experts[begin : begin + most]
 
     def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
         """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
         for it is read again."""
-        with suppress(WeightsUnreadable):
-            self._settle([each for each in self._arriving.values() if each.read.done.is_set() and each.read.error])
-        lacking = [each for each in experts if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
+        if self._arriving:
+            self._save(set(experts))
+        places = self.slots.slot_of[experts].tolist()
+        lacking = [
+            each for each, slot in zip(experts, places, strict=True) if slot == NOWHERE and each not in self._arriving
+        ]
         coming = [self._arriving[each] for each in experts if each in self._arriving]
         early = sum(each in self._arriving or each in self._unused for each in experts)
         self._store.count(hits=len(experts) - len(lacking) - early, predicted=early, misses=len(lacking))
@@ -244,6 +323,35 @@ class LayerExperts:
             self._settle_others(set(experts))
             begun += self._read(lacking[len(begun) :], set(experts), ahead=False)
         return [*coming, *begun]
+
+    def _save(self, needed: set[int]) -> None:
+        """Experts that are needed stay where they are, if nothing was written over them yet."""
+        for each in list(self._arriving.values()):
+            if each.read.done.is_set() and each.read.error is not None:
+                self._forget(each)
+            elif each.victim in needed and self._call_off(each) is False:
+                self.slots.drop(each.victim)
+                each.victim = None
+
+    def _call_off_wrong(self, needed: set[int]) -> None:
+        """Reads of what was guessed, and is not needed, if they have not gone too far."""
+        for each in list(self._arriving.values()):
+            if each.expert not in needed and each.read.ahead:
+                self._call_off(each)
+
+    def _call_off(self, arriving: _Arriving) -> bool:
+        """Returns whether its slot is as it was."""
+        if not self._store.readers.cancel(arriving.read):
+            return False
+        self._forget(arriving)
+        return True
+
+    def _forget(self, arriving: _Arriving) -> None:
+        """It will not come. Who is in its slot stays, unless something was written there."""
+        del self._arriving[arriving.expert]
+        self._unused.discard(arriving.expert)
+        if arriving.read.writes and arriving.victim is not None:
+            self.slots.drop(arriving.victim)
 
     def _settle_others(self, kept: set[int]) -> None:
         """Wait for a read that nobody waits for."""
@@ -266,18 +374,22 @@ class LayerExperts:
         self._outputs = []
         begun = []
         for expert, slot in zip(experts, found, strict=False):
+            arriving = _Arriving(expert, slot, self._weights.read(expert, slot, ahead=ahead))
             before = int(self.slots.expert_in[slot])
-            if before != NOWHERE:
-                self.slots.drop(before)
-                if before in self._unused:
-                    self._unused.discard(before)
-                    self._store.count(wasted=1)
-            weights, ranges = self._weights, self.stored.ranges_of(expert)
-            read = ExpertRead(ranges, partial(weights.memory_for, slot), ahead, weights.conversion(slot))
-            self._arriving[expert] = _Arriving(expert, slot, read)
-            begun.append(self._arriving[expert])
+            if before != NOWHERE and ahead:
+                arriving.victim = before
+            elif before != NOWHERE:
+                self._evict(before)
+            self._arriving[expert] = arriving
+            begun.append(arriving)
         self._store.readers.submit(each.read for each in begun)
         return begun
+
+    def _evict(self, expert: int) -> None:
+        self.slots.drop(expert)
+        if expert in self._unused:
+            self._unused.discard(expert)
+            self._store.count(wasted=1)
 
     def _finish_reading(self, arriving: Sequence[_Arriving], experts: Sequence[int]) -> None:
         self._settle(arriving)
@@ -293,21 +405,26 @@ class LayerExperts:
             self._store.wait_for([each.read for each in arriving])
         finally:
             for each in arriving:
-                if each.read.done.is_set():
-                    del self._arriving[each.expert]
-                    if each.read.error is None:
-                        if each.read.convert is None and not self._weights.is_direct:
-                            self._weights.install(each.slot, each.read.into)
-                        self.slots.put(each.expert, each.slot)
+                if not each.read.done.is_set():
+                    continue
+                if each.read.error is not None:
+                    self._forget(each)
+                    continue
+                del self._arriving[each.expert]
+                if each.victim is not None:
+                    self._evict(each.victim)
+                if not each.read.delivered:
+                    assert isinstance(each.read.room, BesideSlot)
+                    self._weights.install(each.slot, each.read.room)
+                self.slots.put(each.expert, each.slot)
 
     def read_ahead(self, guessed: np.ndarray) -> None:
-        """Read what is not in memory of the experts that tokens were guessed to choose, those of the most first; unless
-        guesses are mostly wrong here, so that they would make others go for nothing."""
-        experts, tokens = np.unique(guessed, return_counts=True)
-        self._guessed = experts
+        """Read what is not in memory of the experts that tokens were guessed to choose [..., n], the likeliest of each
+        first; unless guesses are mostly wrong here, so that they would make others go for nothing."""
+        order = by_likelihood(guessed)[: self.slots.count]
+        self._guessed = set(order)
         if self._right < LEAST_RIGHT:
             return
-        order = [int(experts[i]) for i in np.argsort(-tokens, kind="stable")][: self.slots.count]
         lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
         with suppress(WeightsUnreadable):  # nobody needs them
@@ -319,7 +436,10 @@ class LayerExperts:
         self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: nn.Module, before: mx.array | None
     ) -> mx.array:
         """Of the pairs whose expert is in this round; the others keep what they have from the rounds before."""
-        places, mine = self.slots.slot_of[chosen], np.isin(chosen, experts)
+        places = self.slots.slot_of[chosen]
+        is_mine = np.zeros(self.slots.slot_of.size, bool)
+        is_mine[experts] = True
+        mine = is_mine[chosen]
         if not mine.all():
             skips = isinstance(products, GatedExperts | UnsortedExperts)
             places = np.where(mine, places, NOWHERE if skips else self.slots.slot_of[experts[0]]).astype(np.int32)

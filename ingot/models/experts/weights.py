@@ -1,9 +1,9 @@
 """From the bytes of an expert in a file to the arrays that products read: one slot of each.
 
-Where the products take the numbers of the files as they are, an expert is read into its slots' own memory. Otherwise
-it is read beside them and brought to the slots' form: in the native kernels' order, or in another number format. The
-first one is, as the whole layer was when it was loaded, by MLX on the engine thread; where plain operations on bytes
-(`arrangement`) give the same, the thread that read an expert does that from then on.
+Where the products take the numbers of the files as they are, and memory begins where the file's pages do or reads need
+not care, an expert is read into its slots' own memory. Otherwise it is read beside them, and the thread that read it
+brings it to the slots' form: in the native kernels' order, or in another number format. What only MLX can bring there,
+the engine thread does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
-from ingot.models.experts.arrangement import as_floats, find_arrangement
-from ingot.models.experts.files import FileRange
+from ingot.kernels.gpu.device_copies import DeviceCopies
+from ingot.models.experts.files import ExpertFiles, ExpertRead, FileRange, SpareMemory, SparePiece, padded
+from ingot.models.files.drive_speed import ALIGNED
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear
 from ingot.upstream import QuantizedSwitchLinear, SwitchLinear
 
@@ -29,7 +30,11 @@ TINY: Final = 1e-30
 comes later may need."""
 PARTS: Final = ("weight", "scales", "biases", "bias", "global_scale")
 """The arrays that a projection may have."""
+PACKED: Final = ("weight", "scales", "biases")
+"""Those of quantised weights."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Runs = list[tuple[FileRange, list[int]]]
+"""What lies side by side in a file, with the numbers of the parts that are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,23 @@ class StoredExperts:
     def bytes_of_one(self) -> int:
         return sum(part.size for part in self.parts)
 
-    def ranges_of(self, expert: int) -> list[FileRange]:
-        return [part.ranges[expert] for part in self.parts]
+    @property
+    def most_spare(self) -> int:
+        """Bytes that hold an expert wherever it lies."""
+        return sum(padded(part.size) + ALIGNED for part in self.parts)
+
+    def runs_of(self, expert: int) -> Runs:
+        """Where an expert lies: what is side by side in a file, with the numbers of the parts that are there."""
+        places = [part.ranges[expert] for part in self.parts]
+        runs: Runs = []
+        for number in sorted(range(len(places)), key=lambda number: (places[number].file, places[number].offset)):
+            place = places[number]
+            if runs and (runs[-1][0].file, runs[-1][0].end) == (place.file, place.offset):
+                before, parts = runs[-1]
+                runs[-1] = FileRange(before.file, before.offset, before.size + place.size), [*parts, number]
+            else:
+                runs.append((place, [number]))
+        return runs
 
 
 def projections_of(module: Any) -> dict[str, Any]:
@@ -95,117 +115,208 @@ def memory_of(array: mx.array) -> Bytes:
     return memory
 
 
-Convert = Callable[[dict[str, Bytes], dict[str, Bytes]], None]
-"""From an expert's bytes as they are in the files to those of a slot, by the names of a projection's arrays."""
-SpareMemory = dict[tuple[int, ...], list[Sequence[memoryview]]]
-"""Memory for experts that are not read into their slots themselves, by the sizes of its parts."""
+class InSlot:
+    """An expert is read into its slot itself."""
+
+    at_once: Final = True
+
+    def __init__(self, parts: Sequence[Sequence[memoryview]]) -> None:
+        """Of each span that is read, the memory of the arrays in it."""
+        self._parts = parts
+
+    def begin(self) -> Sequence[Sequence[memoryview]]:
+        return self._parts
+
+    def deliver(self) -> bool:
+        return True
+
+    def end(self) -> None:
+        pass
+
+
+class BesideSlot:
+    """An expert is read into memory of its own first, and brought into its slot from there."""
+
+    at_once: Final = False
+
+    def __init__(self, weights: SlotWeights, expert: int, slot: int, runs: Runs, spans: Sequence[FileRange]) -> None:
+        """`spans` are what is read for these runs."""
+        self._weights, self._slot, self._spans = weights, slot, spans
+        self._begins, begin = [], 0
+        self._offsets = dict[int, int]()  # of each part
+        for (_, numbers), span in zip(runs, spans, strict=True):
+            self._begins.append(begin)
+            for number in numbers:
+                self._offsets[number] = begin + weights.stored.parts[number].ranges[expert].offset - span.offset
+            begin += padded(span.size)
+        self._held: SparePiece | None = None
+
+    def begin(self) -> Sequence[Sequence[memoryview]]:
+        self._held = self._weights.spare.take(self._weights.stored.most_spare)
+        whole = self._held.memory
+        return [[whole[begin : begin + span.size]] for begin, span in zip(self._begins, self._spans, strict=True)]
+
+    def parts(self) -> list[Bytes]:
+        """The arrays that were read."""
+        assert self._held is not None
+        whole = np.frombuffer(self._held.memory, np.uint8)
+        sizes = [part.size for part in self._weights.stored.parts]
+        return [whole[self._offsets[n] : self._offsets[n] + size] for n, size in enumerate(sizes)]
+
+    def deliver(self) -> bool:
+        assert self._held is not None
+        given = [self._held.address + self._offsets[number] for number in range(len(self._offsets))]
+        if self._weights.arrival is not None:
+            self._weights.arrival.fill(given, self._slot)
+        elif self._weights.copies is not None:
+            self._weights.copies.copy(self._weights.copies_to(self._slot, given))
+        elif self._weights.is_same:
+            for number, own in enumerate(self.parts()):
+                self._weights.memory(number, self._slot)[:] = own
+        else:
+            return False
+        return True
+
+    def end(self) -> None:
+        if self._held is not None:
+            self._weights.spare.give_back(self._held)
+            self._held = None
 
 
 class SlotWeights:
     """The arrays of a layer's slots, and how an expert gets into one of them. Only the engine thread may use it, while
     nothing that reads a slot is being evaluated."""
 
-    def __init__(self, products: nn.Module, stored: StoredExperts, spare: SpareMemory) -> None:
-        """`spare` memory is shared by all layers. Raises ModelError where experts cannot be brought into the form that
-        products have them in."""
-        self._stored = stored
+    def __init__(
+        self,
+        products: nn.Module,
+        stored: StoredExperts,
+        files: ExpertFiles,
+        spare: SpareMemory,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """`spare` memory is shared by all layers; `copies` bring it to a device with memory of its own. Raises
+        ModelError where experts cannot be brought into the form that products have them in."""
+        self.stored, self.spare, self._files = stored, spare, files
         self._forms = {name: _form_of(stored, name, each) for name, each in projections_of(products).items()}
-        self._memory = {
-            (projection, name): memory_of(array)
+        self.is_same = all(form.convert is None for form in self._forms.values())
+        """Products take the numbers as they are in the files."""
+        self.copies = copies if self.is_same else None
+        self._memory: dict[tuple[str, str], Bytes] = {}
+        self._addresses: dict[tuple[str, str], tuple[int, int]] = {}  # and how far it is from slot to slot
+        targets = {
+            (projection, name): array
             for projection, form in self._forms.items()
             for name, array in form.targets.items()
         }
-        self._spare = spare.setdefault(tuple(part.size for part in stored.parts), [])
-        self._plain: dict[str, Convert] | None = None  # what reader threads may do
-        self._has_learned = False
-        self.is_direct = all(form.convert is None for form in self._forms.values())
-        """Experts are read into their slots themselves."""
+        if self.copies is None:
+            self._memory = {key: memory_of(array) for key, array in targets.items()}
+        else:
+            mx.eval(list(targets.values()))
+            addresses = self.copies.locate(list(targets.values()))
+            self._addresses = {
+                key: (address, array.nbytes // array.shape[0])
+                for (key, array), address in zip(targets.items(), addresses, strict=True)
+            }
+        self.arrival = None if self.is_same else self._native_arrival()
 
-    def memory_for(self, slot: int) -> Sequence[memoryview]:
-        """Where to read an expert of that slot to, a range after another. For any thread."""
-        if self.is_direct:
-            return [self._memory[part.projection, part.name][slot].data for part in self._stored.parts]
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return [np.empty(part.size, np.uint8).data for part in self._stored.parts]
+    @property
+    def nbytes(self) -> int:
+        """Of all slots."""
+        return sum(array.nbytes for form in self._forms.values() for array in form.targets.values())
 
-    def conversion(self, slot: int) -> Callable[[Sequence[memoryview]], None] | None:
-        """What brings an expert that was read into its slot, on any thread; None where that is for the engine's, or
-        where nothing is to be done."""
-        return None if self._plain is None else partial(self._convert, self._plain, slot)
+    def move_to(self, files: ExpertFiles, spare: SpareMemory) -> None:
+        """The same files, opened anew."""
+        self._files, self.spare = files, spare
 
-    def _convert(self, plain: Mapping[str, Convert], slot: int, read: Sequence[memoryview]) -> None:
-        given, taken = self._by_projection(read), self._slot_memory(slot)
-        for projection, own in plain.items():
-            own(given[projection], taken[projection])
-        self._spare.append(read)
+    def memory(self, number: int, slot: int) -> Bytes:
+        """Of a slot, the array that is that part of the files, where it is the same."""
+        part = self.stored.parts[number]
+        return self._memory[part.projection, part.name][slot]
 
-    def install(self, slot: int, read: Sequence[memoryview]) -> None:
-        """Bring an expert that was read into its slot. Of the first one is learned whether that can be done without
-        MLX."""
-        given, taken = self._by_projection(read), self._slot_memory(slot)
+    def copies_to(self, slot: int, given: Sequence[int]) -> list[tuple[int, int, int]]:
+        """For `DeviceCopies`, of the arrays of an expert, which are at these addresses."""
+        found = []
+        for part, address in zip(self.stored.parts, given, strict=True):
+            begin, stride = self._addresses[part.projection, part.name]
+            found.append((begin + slot * stride, address, part.size))
+        return found
+
+    def read(self, expert: int, slot: int, *, ahead: bool) -> ExpertRead:
+        """A read of an expert that is to go into a slot. Unless it was delivered there, `install` is to be called."""
+        runs = self.stored.runs_of(expert)
+        spans = [self._files.span(run) for run, _ in runs]
+        if self.is_same and self.copies is None:
+            parts = [[self.memory(number, slot) for number in numbers] for _, numbers in runs]
+            if not self._files.passes_cache or all(
+                _is_aligned(run.offset, *(size for part in own for size in (part.size, part.ctypes.data)))
+                for (run, _), own in zip(runs, parts, strict=True)
+            ):
+                return ExpertRead(spans, InSlot([[part.data for part in own] for own in parts]), ahead)
+        return ExpertRead(spans, BesideSlot(self, expert, slot, runs, spans), ahead)
+
+    def install(self, slot: int, held: BesideSlot) -> None:
+        """Bring an expert that was read into its slot, by MLX."""
+        read = dict(zip(((part.projection, part.name) for part in self.stored.parts), held.parts(), strict=True))
         for projection, form in self._forms.items():
             own = {
-                part.name: part.array(given[projection][part.name], 1)
-                for part in self._stored.parts
+                part.name: part.array(read[projection, part.name], 1)
+                for part in self.stored.parts
                 if part.projection == projection
             }
             arrays = own if form.convert is None else form.convert(own)
             for name, target in form.targets.items():
                 made = mx.contiguous(arrays[name].astype(target.dtype)).view(mx.uint8)
                 mx.eval(made)
-                taken[projection][name][:] = np.asarray(made).reshape(-1)
-        if not self._has_learned:
-            self._has_learned = True
-            found = {
-                name: _plain_conversion(self._stored, name, form, given[name], taken[name])
-                for name, form in self._forms.items()
-            }
-            known = {name: each for name, each in found.items() if each is not None}
-            self._plain = known if len(known) == len(found) else None
-        self._spare.append(read)
+                self._memory[projection, name][slot][:] = np.asarray(made).reshape(-1)
+        held.end()
 
-    def _by_projection(self, read: Sequence[memoryview]) -> dict[str, dict[str, Bytes]]:
-        found: dict[str, dict[str, Bytes]] = {name: {} for name in self._forms}
-        for part, memory in zip(self._stored.parts, read, strict=True):
-            found[part.projection][part.name] = np.frombuffer(memory, np.uint8)
-        return found
+    def _native_arrival(self) -> Any:
+        """What brings an expert into its slot without MLX; None where nothing does."""
+        arrival = native.expert_arrival()
+        if arrival is None:
+            return None
+        numbers = {(part.projection, part.name): number for number, part in enumerate(self.stored.parts)}
+        for projection, form in self._forms.items():
+            plain = dict(form.targets)
+            if form.packing is not None:
+                if not native.arrives(**form.packing):
+                    return None
+                names = [name for name in PACKED if (projection, name) in numbers]
+                weight, scales = (self.stored.parts[numbers[projection, name]] for name in PACKED[:2])
+                arrival.add_packed(
+                    rows=weight.shape[0],
+                    columns=scales.shape[1] * form.packing["group_size"],
+                    group=form.packing["group_size"],
+                    bits=form.packing["bits"],
+                    mxfp4=form.packing["mode"] == "mxfp4",
+                    given=[numbers[projection, name] for name in names],
+                    factors=native.number_format(scales.dtype),
+                    to=[self._target(projection, name) for name in PACKED],
+                    stored=native.number_format(plain["scales"].dtype),
+                )
+                plain = {name: target for name, target in plain.items() if name not in PACKED}
+            for name, target in plain.items():
+                part = self.stored.parts[numbers[projection, name]] if (projection, name) in numbers else None
+                if part is None or not native.becomes(part.dtype, target.dtype) or part.shape != target.shape[1:]:
+                    return None
+                is_same = part.dtype == target.dtype
+                arrival.add_plain(
+                    count=part.size if is_same else target[0].size,
+                    given=numbers[projection, name],
+                    from_=native.number_format(None if is_same else part.dtype),
+                    to=self._target(projection, name),
+                    stored=native.number_format(None if is_same else target.dtype),
+                )
+        return arrival
 
-    def _slot_memory(self, slot: int) -> dict[str, dict[str, Bytes]]:
-        found: dict[str, dict[str, Bytes]] = {name: {} for name in self._forms}
-        for (projection, name), memory in self._memory.items():
-            found[projection][name] = memory[slot]
-        return found
+    def _target(self, projection: str, name: str) -> tuple[int, int]:
+        memory = self._memory[projection, name]
+        return memory.ctypes.data, memory.strides[0]
 
 
-def _plain_conversion(
-    stored: StoredExperts, projection: str, form: _Form, given: dict[str, Bytes], taken: dict[str, Bytes]
-) -> Convert | None:
-    """What gives the bytes that `taken` has now, without MLX; None where nothing does."""
-    parts = {part.name: part for part in stored.parts if part.projection == projection}
-    dtypes = {name: np.float16 if array.dtype == mx.float16 else np.float32 for name, array in form.targets.items()}
-    packing = stored.quantised.get(projection)
-    if packing is None or "weight" not in taken or form.convert is None or "biases" not in taken:
-        return None
-    found = find_arrangement(packing, parts["weight"].shape[0], given["weight"], taken["weight"])
-    if found is None:
-        return None
-
-    def convert(given: dict[str, Bytes], taken: dict[str, Bytes]) -> None:
-        found.quanta(given["weight"], taken["weight"])
-        scales, biases = (taken[name].view(dtypes[name]) for name in ("scales", "biases"))
-        if found.mxfp4:
-            found.mxfp4_factors(given["scales"], scales, biases)
-        else:
-            found.factors(given["scales"], parts["scales"].dtype, scales)
-            found.factors(given["biases"], parts["biases"].dtype, biases)
-        if "bias" in taken:
-            taken["bias"].view(np.float32)[:] = as_floats(given["bias"], parts["bias"].dtype)
-
-    tried = {name: np.zeros_like(memory) for name, memory in taken.items()}
-    convert(given, tried)
-    return convert if all(np.array_equal(tried[name], memory) for name, memory in taken.items()) else None
+def _is_aligned(*places: int) -> bool:
+    return all(place % ALIGNED == 0 for place in places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +327,8 @@ class _Form:
     """[slots, ...], by name."""
     convert: Callable[[dict[str, mx.array]], dict[str, mx.array]] | None
     """From one expert's arrays as they are in the files; None where these are the same bytes."""
+    packing: Mapping[str, Any] | None = None
+    """Bits, group size and mode, where the native kernels have the weights in an order of their own."""
 
 
 def _form_of(stored: StoredExperts, projection: str, linear: Any) -> _Form:
@@ -225,7 +338,7 @@ def _form_of(stored: StoredExperts, projection: str, linear: Any) -> _Form:
     quantised = stored.quantised.get(projection)
     if isinstance(linear, PackedSwitchLinear):
         assert quantised is not None
-        return _Form(targets, partial(_packed, quantised["group_size"], quantised["bits"]))
+        return _Form(targets, partial(_packed, quantised["group_size"], quantised["bits"]), quantised)
     if here == {name: (part.dtype, part.shape) for name, part in parts.items()}:
         return _Form(targets, None)
     if quantised is not None and "scales" not in targets:
@@ -235,7 +348,6 @@ def _form_of(stored: StoredExperts, projection: str, linear: Any) -> _Form:
     return _Form(targets, lambda own: own)  # the same numbers in other formats
 
 
-_NATIVE_NAMES: Final = ("weight", "scales", "biases")
 _Arrays = dict[str, mx.array]
 
 
@@ -243,7 +355,7 @@ def _arrays_of(linear: Any, biased: bool) -> _Arrays:
     """What products read: that of native kernels may be a copy of the module's."""
     if not isinstance(linear, PackedSwitchLinear | DenseSwitchLinear):
         return {name: linear[name] for name in PARTS if linear.get(name) is not None}
-    names = _NATIVE_NAMES if isinstance(linear, PackedSwitchLinear) else _NATIVE_NAMES[:1]
+    names = PACKED if isinstance(linear, PackedSwitchLinear) else PACKED[:1]
     return dict(zip((*names, *(["bias"] if biased else [])), linear.native.arrays, strict=True))
 
 
@@ -251,7 +363,7 @@ def _packed(group_size: int, bits: int, own: _Arrays) -> _Arrays:
     """In the native kernels' order."""
     biases, bias = own.get("biases"), own.get("bias")
     made = native.packed_weights(own["weight"], own["scales"], biases, bias, group_size, bits)
-    return dict(zip((*_NATIVE_NAMES, *([] if bias is None else ["bias"])), made.arrays, strict=True))
+    return dict(zip((*PACKED, *([] if bias is None else ["bias"])), made.arrays, strict=True))
 
 
 def _unpacked(quantised: Mapping[str, Any], own: _Arrays) -> _Arrays:

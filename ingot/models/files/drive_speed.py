@@ -12,14 +12,15 @@ from typing import Final
 
 READS, THREADS = 48, 8
 MIB: Final = 1 << 20
-_ALIGNED: Final = 4096
+ALIGNED: Final = 4096
+"""What reads that pass the system's memory by begin at, in files and in memory, and are a multiple of."""
 
 
 def read_speed(file: Path, *, size: int = MIB, in_order: bool = False) -> float | None:
     """Bytes a second of reads of `size` bytes each: one after another from one place on if they are `in_order`, else
     several at once from places all over the file. What the system has in memory is passed by, where it can be. None for
     a file that is too small or cannot be read."""
-    size = max(_ALIGNED, size // _ALIGNED * _ALIGNED)
+    size = max(ALIGNED, size // ALIGNED * ALIGNED)
     try:
         room = file.stat().st_size // size
         count = min(READS, room)
@@ -36,9 +37,10 @@ def read_speed(file: Path, *, size: int = MIB, in_order: bool = False) -> float 
 
 
 def _measured(file: Path, places: list[int], size: int, threads: int) -> float:
-    descriptor, direct = _opened(file)
+    past_cache = open_past_cache(file)
+    descriptor = os.open(file, os.O_RDONLY) if past_cache is None else past_cache
     try:
-        if not direct and hasattr(os, "posix_fadvise"):
+        if past_cache is None and hasattr(os, "posix_fadvise"):
             for place in places:
                 os.posix_fadvise(descriptor, place, size, os.POSIX_FADV_DONTNEED)
         shares = [places[first::threads] for first in range(threads)] if threads > 1 else [places]
@@ -50,18 +52,19 @@ def _measured(file: Path, places: list[int], size: int, threads: int) -> float:
         os.close(descriptor)
 
 
-def _opened(file: Path) -> tuple[int, bool]:
-    """And whether reads pass the system's memory by. Not every file system can do that."""
-    if hasattr(os, "O_DIRECT"):
-        descriptor = -1
-        try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
-            _read(descriptor, [0], _ALIGNED)
-            return descriptor, True
-        except OSError:
-            if descriptor >= 0:
-                os.close(descriptor)
-    return os.open(file, os.O_RDONLY), False
+def open_past_cache(file: Path) -> int | None:
+    """A descriptor whose reads pass the system's memory by; None where the file system does not do that."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    descriptor = -1
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
+        _read(descriptor, [0], ALIGNED)
+        return descriptor
+    except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
+        return None
 
 
 def _read(descriptor: int, places: list[int], size: int) -> int:

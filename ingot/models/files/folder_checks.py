@@ -93,8 +93,24 @@ class StoredTensor:
     offset: int  # in the file
 
 
+EXPERT_RECORDS: Final = "expert_records"
+"""What ends the name of a tensor [experts, bytes] that has all arrays of each expert of a layer."""
+RECORD_LAYOUT: Final = "expert_records"
+"""In a file's metadata: by the layer's name, [projection, array, dtype, shape] of each array of a record."""
+
+
 def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name. Raises ModelError if it is no safetensors file, or cut short."""
+    return _read_header(file)[0]
+
+
+def read_record_layout(file: Path) -> dict[str, list[tuple[str, str, str, list[int]]]]:
+    """Of the records in a file. Raises ModelError."""
+    layout: dict[str, list[tuple[str, str, str, list[int]]]] = _read_header(file)[1]
+    return layout
+
+
+def _read_header(file: Path) -> tuple[dict[str, StoredTensor], Any]:
     try:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
@@ -102,11 +118,8 @@ def read_safetensors_header(file: Path) -> dict[str, StoredTensor]:
                 raise ModelError(f"{file.name} is no safetensors file")
             header = json.loads(stream.read(size))
             room = file.stat().st_size - 8 - size
-        return {
-            name: _stored_tensor(file, name, entry, 8 + size, room)
-            for name, entry in header.items()
-            if name != _METADATA
-        }
+        layout = json.loads((header.pop(_METADATA, None) or {}).get(RECORD_LAYOUT, "{}"))
+        return {name: _stored_tensor(file, name, entry, 8 + size, room) for name, entry in header.items()}, layout
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
         raise ModelError(f"{file.name} is no safetensors file, or cut short") from None
     except OSError as error:

@@ -18,6 +18,7 @@ from ingot.engine.loop import Loop, engine_loop
 from ingot.engine.request import Ended, Request
 from ingot.errors import IngotError
 from ingot.kernels import device
+from ingot.models.experts.kept import KEPT
 from tests.engines import answer, start, tiny_folder
 from tests.waiting import WAIT_S
 
@@ -93,7 +94,7 @@ def test_weights_that_somebody_still_holds_are_warned_of(
     assert held is not None and levels(caplog) == ["WARNING"]
 
 
-def test_a_mixture_that_does_not_fit_gives_all_its_memory_back(
+def test_a_mixture_that_does_not_fit_leaves_its_experts_until_another_model_needs_the_memory(
     loop: Loop, loading: BlockingModelLoader, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = start("moe-streamed", loop=loop)
@@ -102,6 +103,13 @@ def test_a_mixture_that_does_not_fit_gives_all_its_memory_back(
     with caplog.at_level(logging.INFO, "ingot.fleet"):
         loading.unload(engine)
     assert levels(caplog) == ["INFO"]
+    assert KEPT.nbytes and "of experts stay until something else needs the memory" in caplog.text
+    entry = ModelEntry("other", Settings(model=str(tiny_folder("llama")), context=64, cache_dir=None))
+    found = loading.find(entry)
+    for claim, stay in ((MEMORY // 2, True), (MEMORY, False)):
+        other = loading.load(entry, replace(found, claim=claim), lambda share: None)
+        assert bool(KEPT.nbytes) == stay
+        loading.unload(other)
 
 
 def test_a_mixture_claims_no_more_for_experts_than_it_may_have(loading: BlockingModelLoader) -> None:

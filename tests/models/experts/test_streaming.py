@@ -5,82 +5,35 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_unflatten
 
-import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
 from ingot.errors import ConfigError, ModelError
-from ingot.kernels.device import current_device
-from ingot.models.adapter import ModelAdapter, load_model_adapter
-from ingot.models.experts.files import WeightsUnreadable, read_bytes
-from ingot.models.experts.loading import ExpertMemory
-from ingot.models.experts.streaming import ExpertStore
-from ingot.upstream import SwitchLinear
+from ingot.models.adapter import ModelAdapter
+from ingot.models.experts.files import READERS, WeightsUnreadable, read_bytes
+from ingot.models.experts.slots import NOWHERE
+from tests.kernels.gpu.host_copies import host_copies
 from tests.launches import computed, decoded, prompt_logits
-from tests.models.layers import family_configs
+from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
 from tests.one_path import one_path
 
 __all__ = ["one_path"]
 pytestmark = pytest.mark.usefixtures("rules")
 
-EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
-WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
-OUTPUTS = ("o_proj.weight", "down_proj.weight")
-PACKINGS = {
-    "32 bits": None,
-    "4 bits": {"group_size": 32, "bits": 4},
-    "8 bits": {"group_size": 32, "bits": 8},
-    "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
-}
 CASES = [
     *(("qwen3_moe", packing) for packing in PACKINGS),
     *(("qwen3_5_moe", "4 bits"), ("gpt_oss", "mxfp4"), ("deepseek_v3", "4 bits"), ("glm4_moe", "32 bits")),
     *(("nemotron_h", "8 bits"), ("mixtral", "4 bits"), ("olmoe", "32 bits")),
 ]
-PROMPT = [5, 17, 3, 29, 11, 23, 7, 19, 2, 31, 41, 43]
-
-
-def saved(family: str, folder: Path, packing: dict[str, Any] | None = None, *, calm: bool = False) -> Path:
-    """With random weights. Those of a `calm` model hardly change what is handed from layer to layer."""
-    config = {**family_configs.config(family)}
-    (config.get("text_config") or config).update({**EXPERTS, **WIDE})
-    module = family_configs.import_upstream(f"mlx_lm.models.{config['model_type']}")
-    mx.random.seed(3)
-    model = module.Model(module.ModelArgs.from_dict(config))
-    routers = [(path, array) for path, array in tree_flatten(model.parameters()) if "gate.weight" in path]
-    model.update(tree_unflatten([(path, mx.random.normal(array.shape)) for path, array in routers]))
-    if calm:
-        outputs = [(path, array) for path, array in tree_flatten(model.parameters()) if path.endswith(OUTPUTS)]
-        model.update(tree_unflatten([(path, array * 1e-3) for path, array in outputs]))
-    if packing is not None:
-        model.set_dtype(mx.bfloat16)
-        nn.quantize(model, **packing, class_predicate=lambda path, each: isinstance(each, SwitchLinear))
-        config["quantization"] = packing
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
-    return folder
-
-
-def loaded(folder: Path, share: float | None = None, **options: Any) -> ModelAdapter:
-    memory = None if share is None else ExpertMemory(lambda others, experts: int(experts * share), **options)
-    return load_model_adapter(folder, current_device(), widest=64, expert_memory=memory)
 
 
 def reference(folder: Path, rules: str) -> ModelAdapter:
     """With all experts in memory. On CUDA they would be part of decode graphs, whose sums have another order."""
     return loaded(folder, 2.0, always=True) if rules == "cuda" else loaded(folder)
-
-
-def store_of(adapter: ModelAdapter) -> ExpertStore:
-    assert adapter.experts is not None
-    return adapter.experts
 
 
 def all_logits(adapter: ModelAdapter) -> list[mx.array]:
@@ -108,18 +61,64 @@ def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rul
         adapter.close()
 
 
+@pytest.mark.parametrize("past_cache", [False, True])
+def test_on_a_device_with_memory_of_its_own_experts_are_copied_there(
+    past_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_AS", "cuda")
+    folder = saved("qwen3_moe", tmp_path, PACKINGS["4 bits"])
+    whole = all_logits(loaded(folder, 2.0, always=True))
+    monkeypatch.setattr("ingot.models.experts.loading.find_device_copies", lambda device: host_copies())
+    adapter = loaded(folder, 0.4, past_cache=past_cache)
+    assert all(mx.array_equal(*pair) for pair in zip(all_logits(adapter), whole, strict=True))
+    assert store_of(adapter).copies is not None and store_of(adapter).stats.misses
+    adapter.close()
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_reads_past_the_page_cache_bring_the_same_experts(packing: str, tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path, PACKINGS[packing])
+    adapter, whole = loaded(folder, 0.4, past_cache=True), loaded(folder, 2.0, always=True)
+    assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
+    assert store_of(adapter).stats.misses
+    adapter.close()
+
+
 def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
     folder = saved("qwen3_moe", tmp_path, calm=True)
-    ahead, behind = loaded(folder, 0.6), loaded(folder, 0.6, read_ahead=False)
-    for adapter in (ahead, behind):
+    found = []
+    for read_ahead in (True, False):
+        adapter = loaded(folder, 0.9, read_ahead=read_ahead)  # the first layer's are all there
         before = store_of(adapter).stats
         for token in range(0, 90, 5):
             prompt_logits(adapter, [token])
-        store_of(adapter)._counts = store_of(adapter)._counts.since(before)
-    assert store_of(behind).stats.predicted == 0
-    # Of three layers, nobody guesses what the first one needs.
-    assert store_of(ahead).stats.predicted > store_of(ahead).stats.misses
-    assert store_of(ahead).stats.misses < store_of(behind).stats.misses
+        found.append(store_of(adapter).stats.since(before))
+    ahead, behind = found
+    assert behind.predicted == 0
+    assert ahead.predicted > ahead.misses
+    assert ahead.misses < behind.misses
+
+
+def test_the_first_layers_experts_which_nobody_guesses_are_all_in_memory(tmp_path: Path) -> None:
+    folder = saved("qwen3_moe", tmp_path)
+    found = [[layer.slots.count for layer in store_of(loaded(folder, share)).layers] for share in (0.6, 0.9)]
+    assert found == [[4, 4], [8, 6]]  # unless that leaves the others too few
+
+
+def test_experts_of_wrong_guesses_leave_what_is_in_their_slots_where_nothing_was_written(tmp_path: Path) -> None:
+    adapter = loaded(saved("qwen3_moe", tmp_path, PACKINGS["4 bits"]), 0.7)
+    prompt_logits(adapter, PROMPT)
+    readers, layer = store_of(adapter).readers, store_of(adapter).layers[1]
+    before = layer.slots.expert_in.copy()
+    readers.most = 0  # none begins
+    lacking = np.flatnonzero(layer.slots.slot_of == NOWHERE)
+    layer.read_ahead(lacking[None])
+    assert layer._arriving and all(each.victim is not None for each in layer._arriving.values())
+    layer._call_off_wrong(set())
+    assert not layer._arriving
+    assert (layer.slots.expert_in == before).all()
+    readers.most = READERS
+    adapter.close()
 
 
 def test_more_experts_than_slots_are_computed_in_rounds(tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ class Drive:
         self.fault: Callable[[], int | None] = lambda: None
         self.reads = 0
 
-    def __call__(self, descriptor: int, into: memoryview, offset: int) -> int:
+    def __call__(self, descriptor: int, into: Sequence[memoryview], offset: int) -> int:
         self.reads += 1
         count = self.fault()
         return read_bytes(descriptor, into, offset) if count is None else count
