@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -25,6 +24,7 @@ import msgspec
 
 from ingot.cache.block_listing import BlockListing, BlockMedium, PrefixBlock
 from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.extras import require_extra
 

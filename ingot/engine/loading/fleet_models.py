@@ -11,13 +11,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
+from ingot.dataclass import dataclass
 from ingot.engine.engine import ModelEngine
 from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, make_vision_memory, start_engine
 from ingot.engine.loop import Loop

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
+from ingot.dataclass import dataclass
 from ingot.distributed.group import JoinedGroup, RankShare, join_group, rank_config_from_settings
 from ingot.distributed.leader import LeaderAdapter, lead_group
 from ingot.engine.admission import EngineLimits, ServedLoras

@@ -9,11 +9,12 @@ what there is, and takes none that does not give the kernels' own bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
+
+from ingot.dataclass import dataclass
 
 Numbers = np.ndarray[Any, Any]
 TILES: Final = (16, 8, 4, 32)

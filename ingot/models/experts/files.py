@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ingot.dataclass import dataclass
 from ingot.errors import Unavailable
 from ingot.models.checkpoint import checkpoint_files
 from ingot.models.files.folder_checks import StoredTensor, read_safetensors_header

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
 
+from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device
 from ingot.models.checkpoint import pause_loading

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final
@@ -25,6 +25,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ingot.dataclass import dataclass
 from ingot.models.experts.files import LONGEST_WAIT_S, ExpertFiles, ExpertRead, ExpertReaders, WeightsUnreadable
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
 from ingot.models.experts.weights import SlotWeights, SpareMemory, StoredExperts
