@@ -226,6 +226,7 @@ def _serve_fleet(
                 record.keep_updated(asyncio.get_running_loop(), lambda: _status_of(server, fleet))
             if models:
                 print(resident_record(url, [engine for _, engine in models], settings), flush=True)
+                import_in_background(then=app.state.service.prepare)
             else:
                 print(fleet_record(url, fleet.statuses(), loader.memory, needs_key=settings.keyed), flush=True)
                 import_in_background(then=loader.warm_up)
