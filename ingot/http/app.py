@@ -72,11 +72,15 @@ def terms_of(models: ModelRegistry) -> Terms:
     return Terms((*names, DEFAULT_NAME), ANY_VOCAB, settings.request_timeout_s, settings.strict)
 
 
-def import_in_background(then: Callable[[], None]) -> None:
-    """In the background, before `then`, which imports what takes longer and is needed later."""
+ENDPOINTS: Final = "ingot.http.endpoints.table"
+SERVICE: Final = "ingot.http.service"
+
+
+def import_in_background(module: str, then: Callable[[], None] = lambda: None) -> None:
+    """Import the module in a thread, before `then`, which imports what takes longer and is needed later."""
 
     def run() -> None:
-        import_module(ENDPOINTS)
+        import_module(module)
         then()
 
     threading.Thread(target=run, name="ingot-imports", daemon=True).start()
@@ -93,7 +97,6 @@ def open_model_later(
     return service, ModelEndpoints(partial(_make_endpoint, service))
 
 
-ENDPOINTS: Final = "ingot.http.endpoints.table"
 SHARED_WORKS: Final[dict[Work, tuple[str, str]]] = {
     "generate": ("generation", "GenerationEndpoint"),
     "encode": ("pooling", "EncodingEndpoint"),

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
 from ingot.cache.attention_state import KVLayout
@@ -31,7 +30,7 @@ from ingot.models.files.folder_checks import read_safetensors_header, stated_con
 from ingot.models.files.model_config import older_config_names
 from ingot.models.gguf.architectures import read_blueprint
 from ingot.models.gguf.file import GGUFModel, TensorEntry
-from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, QUANT_GROUP
+from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, QUANT_GROUP, Kind
 from ingot.models.gguf.weights import is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig

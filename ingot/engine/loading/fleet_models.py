@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
 from ingot.dataclass import dataclass
@@ -30,9 +30,11 @@ from ingot.kernels.memory import release_unused_memory
 from ingot.models.files.gguf_files import weight_bytes, weight_files
 from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in
 from ingot.models.files.progress import Progress, no_progress
-from ingot.models.memory_needs import MemoryNeeds, largest_image_needs, memory_needs
 from ingot.process import find_malloc_trim
 from ingot.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from ingot.models.memory_needs import MemoryNeeds
 
 log = logging.getLogger("ingot.fleet")
 
@@ -98,6 +100,8 @@ class BlockingModelLoader:
             return memory_bytes(entry.settings.memory, self._device.memory)
         if entry.kind != CHAT_KIND:
             return self._claim_by_kind(entry, folders[0])
+        from ingot.models.memory_needs import memory_needs
+
         needs = [self._loop.run(partial(memory_needs, folder.path, self._device)) for folder in folders]
         weights = sum(
             weight_bytes(folder.path) if need is None else need.weights
@@ -124,6 +128,8 @@ class BlockingModelLoader:
         """As much as the model would have for vision if it were the only one."""
         if entry.settings.text_only:
             return 0
+        from ingot.models.memory_needs import largest_image_needs
+
         largest = self._loop.run(partial(largest_image_needs, folder.path, self._device))
         return 0 if largest is None else make_vision_memory(largest, self._memory - weights).total
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import mlx.nn as nn
 import numpy as np
-from gguf import TensorNameMap, get_tensor_name_map
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+from gguf.tensor_mapping import TensorNameMap, get_tensor_name_map
 from mlx.utils import tree_flatten
 
 from ingot.dataclass import dataclass
