@@ -277,6 +277,7 @@ def _interrupted(server: Server, load: Load, name: str, end: Callable[[], None])
             "next turn": again.ttft,
             f"ready after {name}": ready,
             f"next turn after {name}": after.ttft,
+            f"start and next turn after {name}": ready + after.ttft,  # some are ready before their model is loaded
             f"cached after {name}": None if cached is None else cached / after.prompt_tokens,
         }
 
@@ -302,7 +303,8 @@ def structured(server: Server, load: Load) -> Iterator[Figures]:
         said = [{"role": "user", "content": f"Tell me about {_NAMES[number % len(_NAMES)]}, as JSON."}]
         body = {"messages": said, "max_tokens": 200, "response_format": wanted}
         heard = _if_supported(server, body)
-        yield {"valid JSON": float(problem_with(heard.text, _PERSON) is None), "seconds": heard.seconds}
+        valid = problem_with(heard.text, _PERSON) is None
+        yield {"valid JSON": float(valid), "seconds": heard.seconds if valid else None}
 
 
 def calls(server: Server, load: Load) -> Iterator[Figures]:
