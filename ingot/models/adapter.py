@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -134,7 +134,7 @@ class ModelAdapter:
         own = sum(array.nbytes for module in modules for _, array in named_parameters(module))
         return own + (self.head.weight_bytes if self.head else 0)
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         return str(main_dtype(self.model)).rsplit(".", 1)[-1]
 
