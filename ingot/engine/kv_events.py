@@ -24,6 +24,7 @@ import msgspec
 
 from ingot.cache.block_listing import BlockListing, BlockMedium, PrefixBlock
 from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.config import Settings
 from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.extras import require_extra
@@ -246,3 +247,11 @@ class KVEventPublisher:
                 if number >= first_number:
                     self._router.send_multipart((peer, b"", number, batch))
             self._router.send_multipart((peer, b"", END_OF_REPLAY, b""))
+
+
+def open_kv_events(settings: Settings) -> KVEventPublisher | None:
+    """Raises ConfigError where the sockets cannot be opened."""
+    if settings.kv_events is None:
+        return None
+    address = KVEventsAddress(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or "")
+    return KVEventPublisher(address)

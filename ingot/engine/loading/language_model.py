@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from ingot.distributed.leader import LeaderAdapter, lead_group
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.kv_events import KVEventPublisher, KVEventsAddress
+from ingot.engine.kv_events import open_kv_events
 from ingot.engine.loading.draft_models import (
     ChosenProposers,
     choose_proposers,
@@ -108,23 +109,38 @@ def start_engine(
 
     Raises ModelError or ConfigError with what is wrong.
     """
+    with ThreadPoolExecutor(1, "ingot-tokenizer") as beside:
+        tokenizer = beside.submit(_read_tokenizer, settings, folder)
+
+        def between_pieces() -> None:
+            if tokenizer.done():
+                tokenizer.result()  # what is wrong with it ends the load
+            between()
+
+        def loaded() -> LoadedModel:
+            try:
+                with loading_with_pauses(between_pieces):
+                    named = ModelFolder(folder, name, source)
+                    return load_language_model(settings, named, tokenizer.result, further, share, reserved)
+            except ModelError:
+                tokenizer.result()  # what is wrong with it comes first
+                raise
+
+        return Engine(partial(copy_context().run, loaded), EngineLimits.of(settings), loop)
+
+
+def _read_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
     if tokenizer.template is not None:
         tokenizer.template.check()
-
-    def loaded() -> LoadedModel:
-        with loading_with_pauses(between):
-            named = ModelFolder(folder, name, source)
-            return load_language_model(settings, named, tokenizer, further, share, reserved)
-
-    return Engine(partial(copy_context().run, loaded), EngineLimits.of(settings), loop)
+    return tokenizer
 
 
 def load_language_model(
     settings: Settings,
     named: ModelFolder,
-    tokenizer: Tokenizer,
+    read_tokenizer: Callable[[], Tokenizer],
     others: Mapping[str, ModelFolder],
     share: MemoryShare | None = None,
     reserved: int = 0,
@@ -150,6 +166,7 @@ def load_language_model(
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
+    tokenizer = read_tokenizer()
     specprefill = make_specprefill(settings, adapter, draft, tokenizer, further)
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
@@ -181,7 +198,7 @@ def load_language_model(
         specprefill=specprefill,
         disk=prefix_cache_disk(settings, adapter, folder, codec, joined),
         codec=codec,
-        kv_event_sink=make_kv_event_publisher(settings),
+        kv_event_sink=open_kv_events(settings),
         loras=target.loras,
     )
 
@@ -588,11 +605,3 @@ def prefix_cache_disk(
         return open_disk_cache(settings, adapter, folder, codec)
     own = open_disk_cache(settings, adapter, folder, codec, joined.sharing.part)
     return None if own is None else adapter.leader_disk(own)
-
-
-def make_kv_event_publisher(settings: Settings) -> KVEventPublisher | None:
-    if settings.kv_events is None:
-        return None
-    return KVEventPublisher(
-        KVEventsAddress(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or "")
-    )
