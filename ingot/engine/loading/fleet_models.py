@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
 from ingot.dataclass import dataclass
 from ingot.engine.engine import ModelEngine
-from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, make_vision_memory, start_engine
+from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, start_engine
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
 from ingot.engine.speculation.options import SpeculationOptions
+from ingot.engine.vision_encoder import make_vision_memory
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, active_memory
 from ingot.kernels.memory import release_unused_memory

@@ -42,13 +42,12 @@ from ingot.engine.loop import Loop, do_nothing
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.options import PROPOSERS, SpeculationOptions
-from ingot.engine.vision_encoder import VisionEncoder, VisionMemory
+from ingot.engine.vision_encoder import VisionEncoder, make_vision_memory
 from ingot.errors import AdapterError, ConfigError, ModelError
 from ingot.kernels import device
 from ingot.kernels.cpu import fastblas, native
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CompilationStats, compilation_stats
-from ingot.media import bounds
 from ingot.media.image_processors import read_processor
 from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor
 from ingot.models import adapter as adapters
@@ -70,7 +69,7 @@ from ingot.models.vision.loading import (
     states_vision_tower,
     warm_up_vision_tower,
 )
-from ingot.models.vision.tower import EncodingBytes, VisionTower
+from ingot.models.vision.tower import VisionTower
 from ingot.quantities import counted, format_bytes
 from ingot.text.input_files import read_generation_config
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -470,16 +469,12 @@ def _without_proposers(choice: SpeculationOptions, refused: Sequence[str], reaso
     return replace(choice, names=plain) if choice.names is None else choice
 
 
-VISION_SHARE = 1 / 8
-"""Of what the weights leave, the most that is set aside for vision."""
 REFUSED_FAMILIES = dict.fromkeys(
     ("phi4mm", "phi4_multimodal"),
     "Phi 4 multimodal is not served: it reads images and audio through adapters of its language model, for which "
     "mlx-lm has no class.",
 )
 """By model_type, families that nothing can be done for."""
-LEAST_DECODING_BYTES = 320 << 20
-"""Enough for a large photograph, a page or a video, where that is no more than a quarter of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,21 +536,6 @@ class VisionSupport:
                 f"allow {widest}. Raise them, or serve it with --text-only.",
                 param="prefill_chunk",
             )
-
-
-def decoding_memory(free: int) -> int:
-    """For the processes that decode images, video and PDFs."""
-    return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
-
-
-def make_vision_memory(largest: EncodingBytes, free: int) -> VisionMemory:
-    """Enough for the `largest` image that the model is shown, if that is no more than a share of what is free; half of
-    it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
-    own."""
-    most = int(free * VISION_SHARE)
-    work = min(2 * (largest.pixels + largest.work), most // 2)
-    features = min(max(8 * largest.features, work), most // 2)
-    return VisionMemory(work, features, decoding_memory(free))
 
 
 def load_startup_loras(settings: Settings, model: ModelAdapter, name: str) -> tuple[ServedLoras | None, int]:
