@@ -7,6 +7,7 @@ stopped. This process only measures: it does without MLX.
 from __future__ import annotations
 
 import random
+import re
 import shlex
 import signal
 import sys
@@ -47,6 +48,8 @@ ABOUT: Final = (
 LONG_TOKENS: Final = 87_000
 MOST_TOOLS: Final = 0.6
 """Of a session's last prompt, what its tools may take."""
+EXCEPTION: Final = re.compile(r"[\w.]*(Error|Exception): ")
+"""A line of a log that names one."""
 COUNTED: Final = {"max_tokens": 1, "cache": "off"}
 """Of requests that ask ingot how long a prompt is. Nothing of it may be known to it, and unknown to its peer, later."""
 PROBE_CHARACTERS: Final = (500, 1500)
@@ -246,7 +249,7 @@ def _compare_with(
                     do_work((ours, theirs), work, ready, match)
                     print("\n".join(terminal_lines(match, work.name)), flush=True)
         except (ServerError, ConfigError) as error:
-            match.troubles.append(Trouble(peer.name, works[0].name, "did not run", _last_line(error.message)))
+            match.troubles.append(Trouble(peer.name, works[0].name, "did not run", short_reason(error.message)))
             print(f"  {match.troubles[-1]}", flush=True)
             break
     if not match.figures:
@@ -309,6 +312,8 @@ def _fitting_session(load: Load, server: Server, session: Session) -> Session:
     return replace(session, padding=max(0, int((load.course.opening - tokens) * load.characters)))
 
 
-def _last_line(text: str) -> str:
+def short_reason(text: str) -> str:
+    """The first line, and of what follows, a server's log, the last exception; or its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if len(lines) < 2 else f"{lines[0]} {lines[-1]}"[:400]
+    raised = [line for line in lines[1:] if EXCEPTION.match(line)]
+    return " ".join([*lines[:1], *(raised or lines[1:])[-1:]])[:400]
