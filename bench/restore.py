@@ -215,7 +215,7 @@ def run(chosen: argparse.Namespace) -> dict[str, Any]:
         return [dice.randrange(1000) for _ in range(chosen.tokens)]
 
     def begin() -> LoadedModel:
-        loaded = load_language_model(settings, folder, tokenizer, {})
+        loaded = load_language_model(settings, folder, lambda: tokenizer, {})
         parts.extend(measure_parts(loaded, prompt()) for _ in range(chosen.rounds))
         return loaded
 

@@ -75,8 +75,8 @@ class _DeferredPackage(types.ModuleType):
 _DEFERRED = threading.RLock()
 
 
-def _defer(name: str) -> None:
-    """Put the package into sys.modules, if it is not imported already."""
+def defer_package(name: str) -> None:
+    """Put the package into sys.modules, if it is not imported already, so that its modules can be imported alone."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
@@ -98,7 +98,7 @@ def import_upstream(name: str) -> types.ModuleType:
         return importlib.import_module(name)
 
 
-_defer(PACKAGE)
+defer_package(PACKAGE)
 
 from mlx_lm.models import cache as caches  # noqa: E402
 from mlx_lm.models import rope_utils  # noqa: E402
@@ -368,6 +368,7 @@ __all__ = [
     "SwitchMLP",
     "caches",
     "create_attention_mask",
+    "defer_package",
     "import_upstream",
     "load_config",
     "load_model",

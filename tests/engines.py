@@ -120,7 +120,9 @@ def load(
     rules = nullcontext() if device is None else acting_as(device.kind)
     with rules, pytest.MonkeyPatch.context() as patch:
         patch.setattr(draft_models, "check_draft_head", lambda head, adapter: None)
-        return load_language_model(settings, ModelFolder(folder, name, "random weights"), tokenizer, others, share)
+        return load_language_model(
+            settings, ModelFolder(folder, name, "random weights"), lambda: tokenizer, others, share
+        )
 
 
 def start(

@@ -201,7 +201,7 @@ def _serve_fleet(
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
     from ingot.engine.fleet import Fleet
     from ingot.engine.loading.model_loader import ModelLoader
-    from ingot.http.app import build_fleet_app, import_in_background
+    from ingot.http.app import ENDPOINTS, build_fleet_app, import_in_background
     from ingot.http.server import make_app_server
     from ingot.models.files.progress import TerminalProgress
 
@@ -226,9 +226,10 @@ def _serve_fleet(
                 record.keep_updated(asyncio.get_running_loop(), lambda: _status_of(server, fleet))
             if models:
                 print(resident_record(url, [engine for _, engine in models], settings), flush=True)
+                import_in_background(ENDPOINTS, then=app.state.service.prepare)
             else:
                 print(fleet_record(url, fleet.statuses(), loader.memory, needs_key=settings.keyed), flush=True)
-                import_in_background(then=loader.warm_up)
+                import_in_background(ENDPOINTS, then=loader.warm_up)
             if signs is not None:
                 signs.did(0)
             if offers:
@@ -286,10 +287,15 @@ def _status_of(server: HttpServer, fleet: Fleet) -> dict[str, Any]:
 def load_resident_models(loader: ModelLoader) -> list[tuple[ModelEntry, ModelEngine]]:
     """Find the models, fetching or converting them if need be, and load them before the server is there. Raises
     IngotError."""
+    from ingot.http.app import SERVICE, import_in_background
     from ingot.models.files.progress import TerminalProgress
 
     progress = TerminalProgress()
+    if sys.stderr.isatty():
+        progress("starting the engine")
     try:
+        loader.warm_up()
+        import_in_background(SERVICE)  # while the engine's thread reads weights
         return loader.load_resident(progress)
     except DeviceLost:  # which is no state to close anything in
         raise

@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -25,6 +24,8 @@ import msgspec
 
 from ingot.cache.block_listing import BlockListing, BlockMedium, PrefixBlock
 from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
+from ingot.config import Settings
+from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.extras import require_extra
 
@@ -246,3 +247,11 @@ class KVEventPublisher:
                 if number >= first_number:
                     self._router.send_multipart((peer, b"", number, batch))
             self._router.send_multipart((peer, b"", END_OF_REPLAY, b""))
+
+
+def open_kv_events(settings: Settings) -> KVEventPublisher | None:
+    """Raises ConfigError where the sockets cannot be opened."""
+    if settings.kv_events is None:
+        return None
+    address = KVEventsAddress(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or "")
+    return KVEventPublisher(address)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
+from ingot.dataclass import dataclass
 from ingot.errors import IngotError
 
 if TYPE_CHECKING:

@@ -15,18 +15,26 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import mlx.core as mx
 
+from ingot.dataclass import dataclass
 from ingot.engine.sequence import TokenSequence
 from ingot.errors import IngotError, RequestTooLarge
 from ingot.kernels.device import is_device_lost
-from ingot.media import worker
+from ingot.media import bounds, worker
 from ingot.media.images import DecodingMemory
 from ingot.media.items import MediaItem
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
-from ingot.models.vision.tower import EncodingSlices, PixelArray, VisionFeatures, VisionTower, VisualInputs
+from ingot.models.vision.tower import (
+    EncodingBytes,
+    EncodingSlices,
+    PixelArray,
+    VisionFeatures,
+    VisionTower,
+    VisualInputs,
+)
 
 log = logging.getLogger("ingot.engine")
 
@@ -356,3 +364,24 @@ def visual_inputs(spans: Iterable[TokenSpan]) -> VisualInputs | None:
         return None
     joined = [each[0] if len(each) == 1 else mx.concatenate(list(each)) for each in zip(*rows, strict=True)]
     return VisualInputs(mx.array(positions, dtype=mx.int32), joined[0], tuple(joined[1:]))
+
+
+VISION_SHARE = 1 / 8
+"""Of what the weights leave, the most that is set aside for vision."""
+LEAST_DECODING_BYTES = 320 << 20
+"""Enough for a large photograph, a page or a video, where that is no more than a quarter of what is free."""
+
+
+def decoding_memory(free: int) -> int:
+    """For the processes that decode images, video and PDFs."""
+    return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
+
+
+def make_vision_memory(largest: EncodingBytes, free: int) -> VisionMemory:
+    """Enough for the `largest` image that the model is shown, if that is no more than a share of what is free; half of
+    it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
+    own."""
+    most = int(free * VISION_SHARE)
+    work = min(2 * (largest.pixels + largest.work), most // 2)
+    features = min(max(8 * largest.features, work), most // 2)
+    return VisionMemory(work, features, decoding_memory(free))

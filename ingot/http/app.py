@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
@@ -30,10 +31,10 @@ from ingot.http.dispatch import DispatchByBody, DispatchByQuery
 from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
 from ingot.http.endpoints.page import page_routes
 from ingot.http.guard import GuardMiddleware
-from ingot.http.model_registry import EndpointTable, ExtendLease, ModelRegistry, OpenModel
+from ingot.http.model_registry import EndpointTable, ExtendLease, ModelEndpoints, ModelRegistry
 from ingot.http.shared_state import SharedState
 from ingot.protocol.ingot_api.health import HealthBody, VersionBody
-from ingot.protocol.operations import OPERATIONS
+from ingot.protocol.operations import OPERATIONS, Work, load
 from ingot.protocol.terms import DEFAULT_NAME, Terms
 from ingot.version import __version__
 
@@ -71,11 +72,15 @@ def terms_of(models: ModelRegistry) -> Terms:
     return Terms((*names, DEFAULT_NAME), ANY_VOCAB, settings.request_timeout_s, settings.strict)
 
 
-def import_in_background(then: Callable[[], None]) -> None:
-    """In the background, before `then`, which imports what takes longer and is needed later."""
+ENDPOINTS: Final = "ingot.http.endpoints.table"
+SERVICE: Final = "ingot.http.service"
+
+
+def import_in_background(module: str, then: Callable[[], None] = lambda: None) -> None:
+    """Import the module in a thread, before `then`, which imports what takes longer and is needed later."""
 
     def run() -> None:
-        _import_endpoints()
+        import_module(module)
         then()
 
     threading.Thread(target=run, name="ingot-imports", daemon=True).start()
@@ -83,10 +88,33 @@ def import_in_background(then: Callable[[], None]) -> None:
 
 def open_model_later(
     engine: ModelEngine, entry: ModelEntry, shared_state: SharedState, extend: ExtendLease
-) -> tuple[ModelService, EndpointTable]:
-    """The service of a loaded model and its endpoints. Takes long at first: not for an event loop."""
-    open_model, _ = _import_endpoints()
-    return open_model(engine, entry, shared_state, extend)
+) -> tuple[ModelService, ModelEndpoints]:
+    """The service of a loaded model, and its endpoints. Takes long at first: not for an event loop. Raises
+    ConfigError."""
+    from ingot.http.service import open_service
+
+    service = open_service(engine, entry, shared_state, extend)
+    return service, ModelEndpoints(partial(_make_endpoint, service))
+
+
+SHARED_WORKS: Final[dict[Work, tuple[str, str]]] = {
+    "generate": ("generation", "GenerationEndpoint"),
+    "encode": ("pooling", "EncodingEndpoint"),
+    "transcribe": ("audio", "TranscriptionEndpoint"),
+    "speak": ("audio", "SpeechEndpoint"),
+    "read": ("generation", "reading_endpoint"),
+}
+"""Where the endpoints are that several operations share: the module and the name."""
+
+
+def _make_endpoint(service: ModelService, name: str) -> EndpointTable:
+    operation = next(each for each in OPERATIONS if each.name == name)
+    if operation.work not in SHARED_WORKS:
+        own: EndpointTable = import_module(ENDPOINTS).own_endpoints(service)
+        return own
+    module, made_by = SHARED_WORKS[operation.work]
+    make = getattr(import_module(f"ingot.http.endpoints.{module}"), made_by)
+    return {name: make(service, load(operation.reader or "") if operation.work == "read" else operation)}
 
 
 def late_fleet_endpoints(models: ModelRegistry) -> EndpointTable:
@@ -96,20 +124,14 @@ def late_fleet_endpoints(models: ModelRegistry) -> EndpointTable:
     def later(name: str) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             if not made:
-                _, make = await anyio.to_thread.run_sync(_import_endpoints)
-                made.update(make(models))
+                table = await anyio.to_thread.run_sync(import_module, ENDPOINTS)
+                made.update(table.fleet_endpoints(models))
             answer: Response = await made[name](request)
             return answer
 
         return endpoint
 
     return {operation.name: later(operation.name) for operation in OPERATIONS if operation.kind == "server"}
-
-
-def _import_endpoints() -> tuple[OpenModel, Callable[[ModelRegistry], EndpointTable]]:
-    from ingot.http.endpoints.table import fleet_endpoints, open_model
-
-    return open_model, fleet_endpoints
 
 
 def make_application(models: ModelRegistry, endpoints: Mapping[str, Any], terms: Terms) -> Starlette:

@@ -128,7 +128,7 @@ class LeasedRequest:
             _, endpoints = await self._models.shared_state.attended(
                 receive, lambda: self._stack.enter_async_context(lease)
             )
-        self._endpoint = endpoints[self._operation.name]
+        self._endpoint = await endpoints.find(self._operation.name)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._endpoint is not None

@@ -3,6 +3,8 @@ import; for the event loop."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +19,7 @@ from ingot.errors import BadRequest, ModelNotFound, Unavailable
 from ingot.http.edge import Reply
 from ingot.http.shared_state import LeasedModel, SharedState
 from ingot.http.tenants import check_model_allowed, is_model_allowed
+from ingot.protocol.operations import OPERATIONS
 from ingot.protocol.terms import DEFAULT_NAME, check_aliases, matches_model_name, unknown_model_error
 
 if TYPE_CHECKING:
@@ -30,8 +33,31 @@ ADAPTER_MARK: Final = ":"
 """Stands between the name of a model and that of its adapter."""
 EndpointTable = dict[str, Any]
 ExtendLease = Callable[[], Callable[[], None]]
-OpenModel = Callable[["ModelEngine", ModelEntry, SharedState, ExtendLease], "tuple[ModelService, EndpointTable]"]
+OpenModel = Callable[["ModelEngine", ModelEntry, SharedState, ExtendLease], "tuple[ModelService, ModelEndpoints]"]
 """Makes what a loaded model's requests go to. That may take long: not for an event loop."""
+QUIET_S: Final = 0.05
+"""Between two looks whether requests run."""
+
+
+class ModelEndpoints:
+    """The endpoints of a loaded model, by the names of their operations. Each is made when it is first asked for,
+    because its imports take a while."""
+
+    def __init__(self, make: Callable[[str], EndpointTable]) -> None:
+        """`make` returns an endpoint, with those that are made with it. It is called in a thread."""
+        self._make, self._lock = make, threading.Lock()
+        self._made: EndpointTable = {}
+
+    async def find(self, name: str) -> Any:
+        if name not in self._made:
+            await anyio.to_thread.run_sync(self.make, name)
+        return self._made[name]
+
+    def make(self, name: str) -> None:
+        """Not for an event loop."""
+        with self._lock:
+            if name not in self._made:
+                self._made |= self._make(name)
 
 
 class ModelRegistry:
@@ -41,7 +67,7 @@ class ModelRegistry:
         self.fleet, self.shared_state = fleet, SharedState(settings)
         self.is_resident = fleet.is_resident
         self._health, self._opening = health, opening
-        self._services: dict[ModelEngine, tuple[ModelService, EndpointTable]] = {}
+        self._services: dict[ModelEngine, tuple[ModelService, ModelEndpoints]] = {}
         fleet.arriving, fleet.leaving = self._open_model, self._close_model
         self.shared_state.served_names = self.names
         transcriber = next((entry for entry in fleet.entries if entry.kind == "audio" and entry.alongside), None)
@@ -60,8 +86,6 @@ class ModelRegistry:
 
     async def start(self) -> None:
         """Load what is to be there from the start. Raises ConfigError."""
-        for service in self.services():
-            await service.start()
         await self.shared_state.start()
         await self.fleet.preload()
 
@@ -70,6 +94,22 @@ class ModelRegistry:
         if self.is_resident:
             for service in self.services():
                 service.ready()
+
+    def prepare(self) -> None:
+        """Do what the first requests would wait for, while there are none. Takes seconds: for a thread of its own."""
+        for entry, engine in self.fleet.loaded:
+            service, endpoints = self._services[engine]
+            for operation in OPERATIONS:
+                if operation.kind in (entry.kind, "any"):
+                    self._wait_until_quiet()
+                    endpoints.make(operation.name)
+            self._wait_until_quiet()
+            service.prepare()
+
+    def _wait_until_quiet(self) -> None:
+        """Imports would take turns with the requests that run."""
+        while len(self.shared_state.live):
+            time.sleep(QUIET_S)
 
     async def stop(self) -> None:
         self.fleet.close()
@@ -150,7 +190,7 @@ class ModelRegistry:
     @asynccontextmanager
     async def lease(
         self, entry: ModelEntry, unload_after_s: float | None = None, within_s: float | None = None
-    ) -> AsyncIterator[tuple[ModelService, EndpointTable]]:
+    ) -> AsyncIterator[tuple[ModelService, ModelEndpoints]]:
         """A model's service and endpoints, which stay for as long as the block lasts; waits until it is loaded.
         `within_s` is what the request says that it may take; no more than the settings say."""
         most_s = self.settings.request_timeout_s
@@ -190,7 +230,7 @@ class ModelRegistry:
         self._services[engine] = await anyio.to_thread.run_sync(self._opened, entry, engine)
         self._services[engine][0].ready()
 
-    def _opened(self, entry: ModelEntry, engine: ModelEngine) -> tuple[ModelService, EndpointTable]:
+    def _opened(self, entry: ModelEntry, engine: ModelEngine) -> tuple[ModelService, ModelEndpoints]:
         return self._opening(engine, entry, self.shared_state, partial(self.fleet.extend, entry.name))
 
     async def _close_model(self, engine: ModelEngine) -> None:

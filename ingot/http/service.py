@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio.to_thread
 
-from ingot.config import Settings
+from ingot.config import ModelEntry, Settings
 from ingot.config.keys import ArchiveKey
 from ingot.engine.request import Failed, ModelCard, Request, Sampling
 from ingot.engine.speech_request import Segment, TranscribedText, TranscriptionRequest, UntranscribedAudio
@@ -26,16 +26,14 @@ from ingot.http.shared_state import SharedState
 from ingot.http.tenants import is_model_allowed
 from ingot.http.tracing import open_traces
 from ingot.observe.metrics import TaskMetrics
-from ingot.protocol.chat.answers import GenerationTask
-from ingot.protocol.openai.chat import read_chat
-from ingot.protocol.openai.completions import read_completion
-from ingot.protocol.served import AnyServedModel, ServedModel
+from ingot.protocol.served import AnyServedModel, ServedModel, ServedTaskModel
 from ingot.protocol.terms import TaskTerms
 from ingot.text.input_files import FilePrompt, read_prompts
 from ingot.text.prompt.answer_cache import AnswerCache, AnswerFile, answers_path
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine, ModelEngine
+    from ingot.engine.engine import Engine, ModelEngine, PoolingEngine
+    from ingot.protocol.chat.answers import GenerationTask
 
 
 T = TypeVar("T")
@@ -54,8 +52,8 @@ class ModelService:
         self.traces = None if endpoint is None else open_traces(endpoint)
         self.task_metrics = TaskMetrics()
 
-    async def start(self) -> None:
-        """Do what takes a while before requests come."""
+    def prepare(self) -> None:
+        """Do what the first requests would wait for. Takes a while: not for an event loop."""
 
     def ready(self) -> None:
         """Requests may come: begin what is done while there are none."""
@@ -125,8 +123,8 @@ class GenerationService(ModelService):
         """Serve the adapters that the engine has now."""
         self.served = self.served.with_loras(self.engine.loras, self._own.default_lora)
 
-    async def start(self) -> None:
-        await anyio.to_thread.run_sync(self.served.grammars.prepare)
+    def prepare(self) -> None:
+        self.served.grammars.prepare()
 
     def ready(self) -> None:
         if self._warm_requests:
@@ -170,6 +168,17 @@ class GenerationService(ModelService):
         while len(self._transcripts) > CACHED_TRANSCRIPTS:
             self._transcripts.popitem(last=False)
         return self._transcripts[key]
+
+
+def open_service(
+    engine: ModelEngine, entry: ModelEntry, shared_state: SharedState, extend: Callable[[], Callable[[], None]]
+) -> ModelService:
+    """The service of a loaded model. Raises ConfigError."""
+    unloads = not entry.resident
+    if isinstance(engine.card, ModelCard):
+        return GenerationService(cast("Engine", engine), entry.settings, shared_state, extend, unloads=unloads)
+    served = ServedTaskModel.of(cast("PoolingEngine", engine).model, entry.settings, unloads=unloads)
+    return ModelService(engine, served, entry.settings, shared_state)
 
 
 log = logging.getLogger("ingot.warm")
@@ -247,6 +256,9 @@ def warm_prompt_body(value: Any) -> dict[str, Any]:
 
 def read_warm_body(body: dict[str, Any], served: ServedModel, request_id: str) -> tuple[GenerationTask, int | None]:
     """The job of a body, and how many tokens of its prompt are the body's own."""
+    from ingot.protocol.openai.chat import read_chat
+    from ingot.protocol.openai.completions import read_completion
+
     messages = body.get("messages")
     if not isinstance(messages, list):
         return read_completion(body, served, request_id), None

@@ -13,8 +13,8 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import field, replace
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -30,6 +30,7 @@ from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.pages import PAGE
 from ingot.cache.record_encoding import RecordEncoding, record_encoding_for
 from ingot.cache.records import RecordForm
+from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
@@ -133,7 +134,7 @@ class ModelAdapter:
         own = sum(array.nbytes for module in modules for _, array in named_parameters(module))
         return own + (self.head.weight_bytes if self.head else 0)
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         return str(main_dtype(self.model)).rsplit(".", 1)[-1]
 

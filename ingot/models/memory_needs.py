@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
 from ingot.cache.attention_state import KVLayout
+from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
@@ -30,7 +30,7 @@ from ingot.models.files.folder_checks import read_safetensors_header, stated_con
 from ingot.models.files.model_config import older_config_names
 from ingot.models.gguf.architectures import read_blueprint
 from ingot.models.gguf.file import GGUFModel, TensorEntry
-from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, QUANT_GROUP
+from ingot.models.gguf.quant_types import BLOCK_BITS, BLOCKS_KEY, PACKED_BITS, QUANT_GROUP, Kind
 from ingot.models.gguf.weights import is_block_layer, plain_stand_in
 from ingot.models.kokoro import KokoroModel
 from ingot.models.kokoro_acoustic import KokoroConfig

@@ -13,7 +13,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from gguf.constants import GGMLQuantizationType as Kind
 from mlx.utils import tree_unflatten
 
 from ingot.errors import ConfigError
@@ -29,7 +28,7 @@ from ingot.kernels.measured import (
 )
 from ingot.models.checkpoint import pause_loading
 from ingot.models.gguf import weights
-from ingot.models.gguf.quant_types import BLOCK_BITS, QUANT_GROUP
+from ingot.models.gguf.quant_types import BLOCK_BITS, QUANT_GROUP, Kind
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear, fuse_experts
 from ingot.models.layers.modules import (
     DenseEmbedding,

@@ -7,13 +7,14 @@ stopped. This process only measures: it does without MLX.
 from __future__ import annotations
 
 import random
+import re
 import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from ingot.cli.peers.session import Session, prose
 from ingot.cli.peers.table import OURS, PEER_NAMES, Peer, find_peer
 from ingot.cli.peers.works import WORK_NAMES, WORKS, Load, Work
 from ingot.config import DEFAULT_MODEL
+from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.models.files.progress import TerminalProgress
 
@@ -46,6 +48,8 @@ ABOUT: Final = (
 LONG_TOKENS: Final = 87_000
 MOST_TOOLS: Final = 0.6
 """Of a session's last prompt, what its tools may take."""
+EXCEPTION: Final = re.compile(r"[\w.]*(Error|Exception): ")
+"""A line of a log that names one."""
 COUNTED: Final = {"max_tokens": 1, "cache": "off"}
 """Of requests that ask ingot how long a prompt is. Nothing of it may be known to it, and unknown to its peer, later."""
 PROBE_CHARACTERS: Final = (500, 1500)
@@ -245,7 +249,7 @@ def _compare_with(
                     do_work((ours, theirs), work, ready, match)
                     print("\n".join(terminal_lines(match, work.name)), flush=True)
         except (ServerError, ConfigError) as error:
-            match.troubles.append(Trouble(peer.name, works[0].name, "did not run", _last_line(error.message)))
+            match.troubles.append(Trouble(peer.name, works[0].name, "did not run", short_reason(error.message)))
             print(f"  {match.troubles[-1]}", flush=True)
             break
     if not match.figures:
@@ -308,6 +312,8 @@ def _fitting_session(load: Load, server: Server, session: Session) -> Session:
     return replace(session, padding=max(0, int((load.course.opening - tokens) * load.characters)))
 
 
-def _last_line(text: str) -> str:
+def short_reason(text: str) -> str:
+    """The first line, and of what follows, a server's log, the last exception; or its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if len(lines) < 2 else f"{lines[0]} {lines[-1]}"[:400]
+    raised = [line for line in lines[1:] if EXCEPTION.match(line)]
+    return " ".join([*lines[:1], *(raised or lines[1:])[-1:]])[:400]

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.peers.table import OURS, PROBE_S, Peer, fast_blas, modelfile, threads
+from ingot.dataclass import dataclass
 
 START_S: Final = 300.0
 POLL_S: Final = 0.1
@@ -29,6 +29,9 @@ DYING_S: Final = 1.0
 SAMPLE_S: Final = 0.25
 """Between two looks at a server's memory."""
 LAST_LINES: Final = 20
+UNCOMPILED: Final = "PYTHONDONTWRITEBYTECODE"
+"""With it a server that runs from its sources, as ingot does in a clone, is compiled at every start, and others, which
+pip compiled, are not."""
 KEPT_VARIABLES: Final = ("INGOT_THREADS", "INGOT_ISA", "INGOT_KERNELS")
 """Of ours, those about the machine; others would set one of the servers up differently."""
 
@@ -206,8 +209,8 @@ def ready_url(said: str) -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what would set ingot up differently."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INGOT_")}
+    """This process's, without what would set ingot up differently, or have it compiled anew at each start."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("INGOT_", UNCOMPILED))}
     machine = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
     return kept | machine | {"INGOT_CONFIG": os.devnull}
 

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Self
@@ -34,6 +34,7 @@ from ingot.cli.peers.models import Traits
 from ingot.cli.peers.processes import MemoryWatch, Server, tree_bytes
 from ingot.cli.peers.schema import problem_with
 from ingot.cli.peers.session import Course, Heard, Player, Session, listen, prose, tools
+from ingot.dataclass import dataclass
 
 Figures = dict[str, float | None]
 """What a step found, by figure; None where the server does not say."""
@@ -276,6 +277,7 @@ def _interrupted(server: Server, load: Load, name: str, end: Callable[[], None])
             "next turn": again.ttft,
             f"ready after {name}": ready,
             f"next turn after {name}": after.ttft,
+            f"start and next turn after {name}": ready + after.ttft,  # some are ready before their model is loaded
             f"cached after {name}": None if cached is None else cached / after.prompt_tokens,
         }
 
@@ -301,7 +303,8 @@ def structured(server: Server, load: Load) -> Iterator[Figures]:
         said = [{"role": "user", "content": f"Tell me about {_NAMES[number % len(_NAMES)]}, as JSON."}]
         body = {"messages": said, "max_tokens": 200, "response_format": wanted}
         heard = _if_supported(server, body)
-        yield {"valid JSON": float(problem_with(heard.text, _PERSON) is None), "seconds": heard.seconds}
+        valid = problem_with(heard.text, _PERSON) is None
+        yield {"valid JSON": float(valid), "seconds": heard.seconds if valid else None}
 
 
 def calls(server: Server, load: Load) -> Iterator[Figures]:

@@ -11,18 +11,20 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
+from ingot.dataclass import dataclass
 from ingot.engine.engine import ModelEngine
-from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, make_vision_memory, start_engine
+from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, start_engine
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
 from ingot.engine.speculation.options import SpeculationOptions
+from ingot.engine.vision_encoder import make_vision_memory
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, active_memory
 from ingot.kernels.memory import release_unused_memory
@@ -30,9 +32,11 @@ from ingot.models.experts.kept import KEPT
 from ingot.models.files.gguf_files import weight_bytes, weight_files
 from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in
 from ingot.models.files.progress import Progress, no_progress
-from ingot.models.memory_needs import MemoryNeeds, largest_image_needs, memory_needs
 from ingot.process import find_malloc_trim
 from ingot.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from ingot.models.memory_needs import MemoryNeeds
 
 log = logging.getLogger("ingot.fleet")
 
@@ -72,6 +76,7 @@ class BlockingModelLoader:
         self._alongside = [entry for entry in entries if entry.alongside]
         self._alongside_claims: dict[str, int] = {}
         self._has_main_model = len(entries) - len(self._alongside) == 1
+        self._has_loaded = False
         self._trim = find_malloc_trim()
         self._loaded: dict[ModelEngine, int] = {}  # with their claims
 
@@ -99,6 +104,8 @@ class BlockingModelLoader:
             return memory_bytes(entry.settings.memory, self._device.memory)
         if entry.kind != CHAT_KIND:
             return self._claim_by_kind(entry, folders[0])
+        from ingot.models.memory_needs import memory_needs
+
         needs = [self._loop.run(partial(memory_needs, folder.path, self._device)) for folder in folders]
         weights = sum(
             weight_bytes(folder.path) if need is None else need.weights
@@ -125,6 +132,8 @@ class BlockingModelLoader:
         """As much as the model would have for vision if it were the only one."""
         if entry.settings.text_only:
             return 0
+        from ingot.models.memory_needs import largest_image_needs
+
         largest = self._loop.run(partial(largest_image_needs, folder.path, self._device))
         return 0 if largest is None else make_vision_memory(largest, self._memory - weights).total
 
@@ -157,7 +166,9 @@ class BlockingModelLoader:
             prefetch_weights(found.folder.path)
         free = self._memory - sum(self._loaded.values()) - found.claim
         self._loop.run(lambda: KEPT.make_room(free, but=found.folder.path))
-        before = self._loop.run(release_unused_memory)
+        # Before the first load there is nothing to release, and looking for it takes a tenth of a second.
+        before = self._loop.run(release_unused_memory if self._has_loaded else active_memory)
+        self._has_loaded = True
         size, reported = found.weight_bytes, 0.0
 
         def between() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -22,12 +23,13 @@ from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
+from ingot.dataclass import dataclass
 from ingot.distributed.group import JoinedGroup, RankShare, join_group, rank_config_from_settings
 from ingot.distributed.leader import LeaderAdapter, lead_group
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.core import LoadedModel
 from ingot.engine.engine import Engine
-from ingot.engine.kv_events import KVEventPublisher, KVEventsAddress
+from ingot.engine.kv_events import open_kv_events
 from ingot.engine.loading.draft_models import (
     ChosenProposers,
     choose_proposers,
@@ -40,13 +42,12 @@ from ingot.engine.loop import Loop, do_nothing
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.request import ModelCard
 from ingot.engine.speculation.options import PROPOSERS, SpeculationOptions
-from ingot.engine.vision_encoder import VisionEncoder, VisionMemory
+from ingot.engine.vision_encoder import VisionEncoder, make_vision_memory
 from ingot.errors import AdapterError, ConfigError, ModelError
 from ingot.kernels import device
 from ingot.kernels.cpu import fastblas, native
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CompilationStats, compilation_stats
-from ingot.media import bounds
 from ingot.media.image_processors import read_processor
 from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor
 from ingot.models import adapter as adapters
@@ -68,7 +69,7 @@ from ingot.models.vision.loading import (
     states_vision_tower,
     warm_up_vision_tower,
 )
-from ingot.models.vision.tower import EncodingBytes, VisionTower
+from ingot.models.vision.tower import VisionTower
 from ingot.quantities import counted, format_bytes
 from ingot.text.input_files import read_generation_config
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -107,23 +108,38 @@ def start_engine(
 
     Raises ModelError or ConfigError with what is wrong.
     """
+    with ThreadPoolExecutor(1, "ingot-tokenizer") as beside:
+        tokenizer = beside.submit(_read_tokenizer, settings, folder)
+
+        def between_pieces() -> None:
+            if tokenizer.done():
+                tokenizer.result()  # what is wrong with it ends the load
+            between()
+
+        def loaded() -> LoadedModel:
+            try:
+                with loading_with_pauses(between_pieces):
+                    named = ModelFolder(folder, name, source)
+                    return load_language_model(settings, named, tokenizer.result, further, share, reserved)
+            except ModelError:
+                tokenizer.result()  # what is wrong with it comes first
+                raise
+
+        return Engine(partial(copy_context().run, loaded), EngineLimits.of(settings), loop)
+
+
+def _read_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
     template = settings.chat_template.expanduser().read_text() if settings.chat_template else None
     tokenizer = Tokenizer.load(folder, template)
     if tokenizer.template is not None:
         tokenizer.template.check()
-
-    def loaded() -> LoadedModel:
-        with loading_with_pauses(between):
-            named = ModelFolder(folder, name, source)
-            return load_language_model(settings, named, tokenizer, further, share, reserved)
-
-    return Engine(partial(copy_context().run, loaded), EngineLimits.of(settings), loop)
+    return tokenizer
 
 
 def load_language_model(
     settings: Settings,
     named: ModelFolder,
-    tokenizer: Tokenizer,
+    read_tokenizer: Callable[[], Tokenizer],
     others: Mapping[str, ModelFolder],
     share: MemoryShare | None = None,
     reserved: int = 0,
@@ -149,6 +165,7 @@ def load_language_model(
     draft, taken = make_draft_model(
         target.draft, adapter.footprint, total - weights - apart, context=context, rows=settings.max_sequences
     )
+    tokenizer = read_tokenizer()
     specprefill = make_specprefill(settings, adapter, draft, tokenizer, further)
     budget = _make_budget(settings, target, total, weights + apart + taken, context)
     device.limit_memory(here, share.all, budget.transient)
@@ -180,7 +197,7 @@ def load_language_model(
         specprefill=specprefill,
         disk=prefix_cache_disk(settings, adapter, folder, codec, joined),
         codec=codec,
-        kv_event_sink=make_kv_event_publisher(settings),
+        kv_event_sink=open_kv_events(settings),
         loras=target.loras,
     )
 
@@ -453,16 +470,12 @@ def _without_proposers(choice: SpeculationOptions, refused: Sequence[str], reaso
     return replace(choice, names=plain) if choice.names is None else choice
 
 
-VISION_SHARE = 1 / 8
-"""Of what the weights leave, the most that is set aside for vision."""
 REFUSED_FAMILIES = dict.fromkeys(
     ("phi4mm", "phi4_multimodal"),
     "Phi 4 multimodal is not served: it reads images and audio through adapters of its language model, for which "
     "mlx-lm has no class.",
 )
 """By model_type, families that nothing can be done for."""
-LEAST_DECODING_BYTES = 320 << 20
-"""Enough for a large photograph, a page or a video, where that is no more than a quarter of what is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,21 +539,6 @@ class VisionSupport:
             )
 
 
-def decoding_memory(free: int) -> int:
-    """For the processes that decode images, video and PDFs."""
-    return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
-
-
-def make_vision_memory(largest: EncodingBytes, free: int) -> VisionMemory:
-    """Enough for the `largest` image that the model is shown, if that is no more than a share of what is free; half of
-    it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
-    own."""
-    most = int(free * VISION_SHARE)
-    work = min(2 * (largest.pixels + largest.work), most // 2)
-    features = min(max(8 * largest.features, work), most // 2)
-    return VisionMemory(work, features, decoding_memory(free))
-
-
 def load_startup_loras(settings: Settings, model: ModelAdapter, name: str) -> tuple[ServedLoras | None, int]:
     """The LoRA adapters of a model that is called `name`, if there may be any, and the bytes that they take at most.
     Runs on the engine thread. Raises ConfigError or ModelError that names the adapter."""
@@ -588,11 +586,3 @@ def prefix_cache_disk(
         return open_disk_cache(settings, adapter, folder, codec)
     own = open_disk_cache(settings, adapter, folder, codec, joined.sharing.part)
     return None if own is None else adapter.leader_disk(own)
-
-
-def make_kv_event_publisher(settings: Settings) -> KVEventPublisher | None:
-    if settings.kv_events is None:
-        return None
-    return KVEventPublisher(
-        KVEventsAddress(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic or "")
-    )

@@ -107,8 +107,6 @@ class ModelLoader:
         """The main model and those alongside it, each under the name that its files have. Not for an event loop.
         Raises IngotError."""
         main, *alongside = self._entries
-        if sys.stderr.isatty():
-            progress("starting the engine")
         located = [self._loading.find(entry, progress) for entry in alongside]
         first = self._loading.find(main, progress)  # what it has of the memory depends on the others
         entries = [with_name(main, served_name(main.settings, first.folder.name))]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 
 LONE_WORDS: Final = ("auto", "off")

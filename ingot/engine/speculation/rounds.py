@@ -20,10 +20,11 @@ import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Final, TypeVar
 
+from ingot.dataclass import dataclass
 from ingot.engine import sampling
 from ingot.engine.forward_pass import DeviceTokens, DraftTokens
 from ingot.engine.scheduler import StepPlan

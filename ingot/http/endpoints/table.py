@@ -8,25 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingot.config import ModelEntry
 from ingot.engine.status import Health, ModelStatus
 from ingot.errors import BadRequest, Forbidden
 from ingot.http.edge import JsonResponse, reply_of
-from ingot.http.endpoints.audio import SpeechEndpoint, TranscriptionEndpoint
 from ingot.http.endpoints.cache import cache_endpoints
-from ingot.http.endpoints.generation import GenerationEndpoint, reading_endpoint
+from ingot.http.endpoints.generation import reading_endpoint
 from ingot.http.endpoints.monitoring import live_endpoints, metrics_endpoints, request_endpoints
-from ingot.http.endpoints.pooling import EncodingEndpoint
 from ingot.http.endpoints.responses import CreateResponseEndpoint, ModelResponses, StoredResponseEndpoints
-from ingot.http.model_registry import CHAT_KIND, EndpointTable, ExtendLease, ModelRegistry
+from ingot.http.model_registry import EndpointTable, ModelRegistry
 from ingot.http.service import GenerationService, ModelService
-from ingot.http.shared_state import SharedState
 from ingot.protocol.lora_adapters import LoraChanged, read_load_lora, read_unload_lora
 from ingot.protocol.model_listings import (
     ADD_MODEL_BODY,
@@ -41,59 +37,25 @@ from ingot.protocol.model_listings import (
     retrieve_model,
 )
 from ingot.protocol.openai.speech import list_voices
-from ingot.protocol.operations import OPERATIONS, Operation, Work, load
 from ingot.protocol.schema.fields import BodyReading
-from ingot.protocol.served import AnyServedModel, ServedModel, ServedTaskModel
+from ingot.protocol.served import AnyServedModel, ServedModel
 from ingot.protocol.terms import NO_TERMS, matches_model_name
 
 if TYPE_CHECKING:
-    from ingot.engine.engine import Engine, ModelEngine, PoolingEngine
+    pass
 
 
-def open_model(
-    engine: ModelEngine, entry: ModelEntry, shared_state: SharedState, extend: ExtendLease
-) -> tuple[ModelService, EndpointTable]:
-    """The service of a loaded model and its endpoints. Raises ConfigError."""
-    unloads = not entry.resident
-    if entry.kind == CHAT_KIND:
-        service = GenerationService(cast("Engine", engine), entry.settings, shared_state, extend, unloads=unloads)
-        return service, shared_endpoints(service, CHAT_KIND) | own_endpoints(service)
-    served = ServedTaskModel.of(cast("PoolingEngine", engine).model, entry.settings, unloads=unloads)
-    task = ModelService(engine, served, entry.settings, shared_state)
-    return task, shared_endpoints(task, entry.kind)
-
-
-def _reading(service: ModelService, operation: Operation) -> Callable[[Request], Any]:
-    assert operation.reader is not None
-    return reading_endpoint(service, load(operation.reader))
-
-
-WORKS: Final[dict[Work, Callable[[Any, Operation], Any]]] = {
-    "generate": GenerationEndpoint,
-    "encode": EncodingEndpoint,
-    "transcribe": TranscriptionEndpoint,
-    "speak": SpeechEndpoint,
-    "read": _reading,
-}
-
-
-def shared_endpoints(service: ModelService, kind: str) -> EndpointTable:
-    """Those of a model of this kind that all protocols share, by the names of their operations."""
+def own_endpoints(service: ModelService) -> EndpointTable:
+    """Those of a model that are not like others."""
 
     async def voices(request: Request) -> Response:
         return JsonResponse(list_voices(service.served))
 
-    return {"listVoices": voices} | {
-        operation.name: WORKS[operation.work](service, operation)
-        for operation in OPERATIONS
-        if operation.work in WORKS and operation.kind in (kind, "any")
-    }
-
-
-def own_endpoints(service: GenerationService) -> EndpointTable:
-    """Those of models that generate which are not like others."""
+    if not isinstance(service, GenerationService):
+        return {"listVoices": voices}
     responses = ModelResponses(service)
     return {
+        "listVoices": voices,
         "createResponse": CreateResponseEndpoint(responses),
         "countResponseTokens": reading_endpoint(service, responses.count),
         **cache_endpoints(service, responses.around),

@@ -7,8 +7,10 @@ path.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
+
+from ingot.dataclass import dataclass
 
 
 @dataclass(frozen=True)

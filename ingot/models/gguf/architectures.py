@@ -7,9 +7,10 @@ what the model computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ingot.dataclass import dataclass
 from ingot.errors import ModelError, nearest_name
 from ingot.models.gguf import config as settings
 from ingot.models.gguf import descriptions as describe

@@ -12,13 +12,14 @@ import math
 import mmap
 import struct
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.files.gguf_files import gguf_parts_of
 

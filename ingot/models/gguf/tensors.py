@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mlx.nn as nn
 import numpy as np
-from gguf import TensorNameMap, get_tensor_name_map
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+from gguf.tensor_mapping import TensorNameMap, get_tensor_name_map
 from mlx.utils import tree_flatten
 
+from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.gguf.blueprint import WantedTensor
 from ingot.models.gguf.file import GGUFModel

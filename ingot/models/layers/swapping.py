@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -136,7 +137,12 @@ def _is_known_mixer(module: nn.Module) -> bool:
 
 
 def _takes_cache(module: nn.Module) -> bool:
-    return "cache" in inspect.signature(type(module).__call__).parameters
+    return _class_takes_cache(type(module))
+
+
+@cache
+def _class_takes_cache(cls: type) -> bool:
+    return "cache" in inspect.signature(cls.__call__).parameters
 
 
 def _outer_paths(path: str) -> Iterable[str]:

@@ -10,11 +10,12 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from msgspec import UNSET, Struct, structs
 
+from ingot.dataclass import dataclass
 from ingot.engine.request import (
     CallArguments,
     CallBegan,

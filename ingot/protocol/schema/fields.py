@@ -12,9 +12,10 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import field
+from typing import Any, ClassVar, Final
 
+from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.bounds import UNKNOWN_FIELDS, IntRange, Range
 from ingot.protocol.terms import NO_TERMS, Terms
@@ -287,6 +288,9 @@ class Anything(FieldKind):
         return "an object" if self.type is dict else "any value"
 
 
+ANYTHING: Final = Anything()
+
+
 @dataclass(frozen=True, slots=True)
 class Either(FieldKind):
     """The first of `kinds` that admits the value parses it."""
@@ -350,7 +354,7 @@ class HintField(FieldKind):
     harmless: tuple[Any, ...]
     kind: FieldKind
 
-    def __init__(self, *harmless: Any, kind: FieldKind = Anything()) -> None:
+    def __init__(self, *harmless: Any, kind: FieldKind = ANYTHING) -> None:
         object.__setattr__(self, "harmless", harmless)
         object.__setattr__(self, "kind", kind)
 

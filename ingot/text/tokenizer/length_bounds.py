@@ -17,7 +17,6 @@ import json
 import string
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from msgspec import Struct
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
+from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 
 _CLASSES: Final = tuple(

@@ -13,7 +13,7 @@ import pytest
 from foundry.package import MODELS
 from ingot.cli.bench import run_bench
 from ingot.cli.peers import command, table
-from ingot.cli.peers.command import read_choice
+from ingot.cli.peers.command import read_choice, short_reason
 from ingot.cli.peers.comparison import Match
 from ingot.cli.peers.models import Forms, Traits, read_traits, write_twin
 from ingot.cli.peers.report import Report
@@ -156,3 +156,18 @@ def test_ingot_beside_itself_does_all_the_work(tmp_path: Path) -> None:
     assert min(figures["agent", "reused"]["ours"].values()) > 0.9
     assert min(figures["restart", "cached after a restart"]["ours"].values()) > 0.9
     assert figures["streams", "2 at once: tokens/s"]["ratio"] > 0
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "it did not start\n  File x\nModuleNotFoundError: no y\n\nERROR:    startup failed.",
+            "ModuleNotFoundError: no y",
+        ),
+        ("it did not start\nport in use\nbye", "bye"),
+        ("it did not start", ""),
+    ],
+)
+def test_why_a_peer_did_not_start_is_its_last_exception_in_one_line(log: str, reason: str) -> None:
+    assert short_reason(log) == f"it did not start {reason}".strip()

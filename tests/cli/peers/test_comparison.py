@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from ingot.cli.client import ServerError
-from ingot.cli.peers import report
+from ingot.cli.peers import report, works
 from ingot.cli.peers.comparison import OURS, THEIRS, Figure, Match, Trouble, do_work, wins
 from ingot.cli.peers.models import Traits
 from ingot.cli.peers.report import Contender, Report, terminal_lines, value_text
 from ingot.cli.peers.schema import problem_with
-from ingot.cli.peers.session import Course
+from ingot.cli.peers.session import Course, Heard
+from ingot.cli.peers.table import find_peer
 from ingot.cli.peers.works import WORKS, Load, NotSupported, Work, picture
 
 TRAITS = Traits(context=8192, tools=False, vision=False, hybrid=False, draft_head=False)
@@ -240,3 +241,35 @@ def test_pictures_are_png_files() -> None:
 def test_every_work_has_a_name_of_its_own_and_the_outcome_is_a_sentence() -> None:
     assert len({work.name for work in WORKS}) == len(WORKS)
     assert wins([Match("other")]) == "against other, ingot is ahead in 0 figures, behind in 0, even in 0"
+
+
+class Answering(Fake):
+    """One that is asked by way of `works.listen`, and takes two seconds to start."""
+
+    client = None
+    peer = find_peer("mlx_lm.server")
+
+    def ask(self, body: Any) -> Any:
+        return body
+
+    def start(self) -> float:
+        return 2.0
+
+
+def test_a_start_is_also_measured_up_to_the_next_turns_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works, "listen", lambda client, body: Heard("yes", (), 0.5, 1.0, {}))
+    load = Load(TRAITS, rounds=1)
+    (found,) = works.restart(Answering("other"), load)  # type: ignore[arg-type]
+    assert found["ready after a restart"] == 2.0
+    assert found["start and next turn after a restart"] == 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [('{"name": "A", "age": 3, "role": "user", "tags": []}', 1.0), ("I am Ada.", None)]
+)
+def test_only_answers_that_are_json_by_the_schema_have_seconds(
+    monkeypatch: pytest.MonkeyPatch, text: str, seconds: float | None
+) -> None:
+    monkeypatch.setattr(works, "listen", lambda client, body: Heard(text, (), 0.5, 1.0, {}))
+    found, *_ = works.structured(Answering("other"), Load(TRAITS, answers=1))  # type: ignore[arg-type]
+    assert found["seconds"] == seconds

@@ -42,7 +42,9 @@ def test_settings_of_the_user_do_not_reach_the_servers_but_the_number_of_threads
     monkeypatch.setenv("INGOT_MAX_SEQUENCES", "1")
     monkeypatch.setenv("INGOT_CONFIG", "mine.toml")
     monkeypatch.setenv("INGOT_THREADS", "2")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     found = environment()
+    assert "PYTHONDONTWRITEBYTECODE" not in found
     assert "INGOT_MAX_SEQUENCES" not in found
     assert found["INGOT_CONFIG"] == os.devnull
     assert found["INGOT_THREADS"] == "2"

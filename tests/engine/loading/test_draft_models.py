@@ -74,7 +74,7 @@ def loaded(models: dict[str, Path], **said: Any) -> LoadedModel:
     settings = Settings(memory="1GB", max_sequences=4, **said)
     further = {role: ModelFolder(path, role, "foundry") for role, path in models.items()}
     return language_model.load_language_model(
-        settings, ModelFolder(DENSE, "dense", "foundry"), Tokenizer.load(DENSE), further
+        settings, ModelFolder(DENSE, "dense", "foundry"), lambda: Tokenizer.load(DENSE), further
     )
 
 

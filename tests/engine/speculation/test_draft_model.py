@@ -326,7 +326,7 @@ def shipped(*, drafted: bool) -> Engine:
     def load() -> LoadedModel:
         settings = Settings(speculate="off", memory="1GB", max_sequences=8, dtype="float32", deterministic=True)
         loaded = language_model.load_language_model(
-            settings, ModelFolder(MODELS / "dense", "dense", "dense"), tokenizer, {}
+            settings, ModelFolder(MODELS / "dense", "dense", "dense"), lambda: tokenizer, {}
         )
         if not drafted:
             return loaded
