@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 
 CLIENT_TIMEOUT_S: Final = 3600

@@ -14,13 +14,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Cancelled
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "I64": 8, "U8": 1}

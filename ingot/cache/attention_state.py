@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
@@ -33,7 +34,6 @@ from ingot.cache.layer_state import LayerKind, LayerState, RecurrentState
 from ingot.cache.own_caches import OwnCacheState, RowCaches
 from ingot.cache.page_groups import KVStorage, PageGroup, PageIndex, TokenRun
 from ingot.cache.pages import PAGE, PageTable
-from ingot.dataclass import dataclass
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu.native import PageChoiceLimits
 from ingot.kernels.paged_attention.inputs import KernelRows

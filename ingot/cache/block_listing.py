@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Literal
@@ -18,7 +18,6 @@ from typing import Literal
 from ingot.cache.pages import PAGE
 from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds, can_resume_at_end, node_holds
 from ingot.cache.prefix_tree import CacheOwner, PrefixNode
-from ingot.dataclass import dataclass
 
 BlockMedium = Literal["GPU", "STORAGE"]
 """Where a block is, in the words of KV events: in memory, or only on disk."""

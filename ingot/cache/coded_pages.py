@@ -9,6 +9,7 @@ thread may call what takes or returns arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from ingot.cache.codecs.codec import AffineCodec, VectorCodec
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.codecs.turbo import TurboCodec, lloyd_max_codebook, sign_bits
 from ingot.cache.pages import PAGE
-from ingot.dataclass import dataclass
 from ingot.kernels.cpu import native
 from ingot.kernels.paged_attention.selfcheck import SAMPLED_PAGES, CodedSample
 from ingot.kernels.paged_attention.shapes import CodedShape, CodedSide

@@ -8,10 +8,10 @@ an index at which more become coded.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ingot.cache.pages import PAGE, pages_for_tokens
-from ingot.dataclass import dataclass
 
 CAPACITY_STEP = 4 * PAGE
 """Reservations are whole steps of this many tokens."""

@@ -13,7 +13,7 @@ not consecutive travel as a `TokenPositions` object, which only the swapped RoPE
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -22,7 +22,6 @@ import mlx.core as mx
 
 from ingot.cache.arrays import concatenate
 from ingot.cache.pages import PageTable
-from ingot.dataclass import dataclass
 
 TokenSpan = tuple[int, int, int, int]
 """A row's tokens in a forward pass: the first one's index in the pass, how many, the row's slot, the first one's index

@@ -10,7 +10,7 @@ arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import mlx.core as mx
@@ -22,7 +22,6 @@ from ingot.cache.coded_pages import CodedPageLayout, join_pages
 from ingot.cache.layer_state import LayerState
 from ingot.cache.page_groups import PageGroup, TokenRun
 from ingot.cache.pages import PAGE, pages_for_tokens
-from ingot.dataclass import dataclass
 
 TOKEN_AXIS = 2
 """The axis of tokens. Its length is 1 where all tokens share an array."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from ingot.cache.codecs.names import RAW
@@ -39,7 +40,6 @@ from ingot.cache.prefix_eviction import (
 )
 from ingot.cache.prefix_tree import CacheOwner, PrefixForest, PrefixNode, outline_prefixes
 from ingot.cache.records import Record
-from ingot.dataclass import dataclass
 from ingot.shares import Shares
 
 OTHER_OWNER_TOKENS = 16

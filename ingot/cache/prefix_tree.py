@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from ingot.cache.disk.index import DiskEntry
 from ingot.cache.disk.index import common_prefix_length as common_prefix_length
 from ingot.cache.disk.record_file import PathHash, extend_path_hash, new_path_hash
 from ingot.cache.records import Record
-from ingot.dataclass import dataclass
 from ingot.shares import Shares
 
 

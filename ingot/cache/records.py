@@ -11,7 +11,7 @@ checked against the model's own layout before it is written to pages. Only the e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -36,7 +36,6 @@ from ingot.cache.kv_deltas import (
 )
 from ingot.cache.page_groups import PageGroup
 from ingot.cache.pages import PAGE, PageTable, join_tables, pages_for_tokens
-from ingot.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -41,7 +41,6 @@ from ingot.cli.flags import (
 )
 from ingot.config import SETTINGS, Settings
 from ingot.config.foreign import find_foreign
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 from ingot.extras import require_extra
 from ingot.quantities import counted

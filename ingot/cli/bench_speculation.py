@@ -12,7 +12,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ingot.cli.bench import MODEL_HELP, add_bench_flags, measured_server, run_concurrently, write_json
@@ -24,7 +24,6 @@ from ingot.cli.flags import (
     require_parent_folder,
     settings_from_arguments,
 )
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 from ingot.version import __version__
 
@@ -133,7 +132,7 @@ QUESTIONS: Final = (
 )
 WORKLOAD_CODE: Final = """\
 from dataclasses import field
-from ingot.dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass

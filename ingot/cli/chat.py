@@ -18,7 +18,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +27,6 @@ from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, setting
 from ingot.cli.markdown import DIM, MarkdownScreen
 from ingot.config import SETTINGS, Settings
 from ingot.config.field import VALUE_KINDS_IN_WORDS
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError, nearest_name
 
 ABOUT_CHAT = "Chat with a model. MODEL runs in this process; a URL is any OpenAI-compatible server."

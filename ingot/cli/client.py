@@ -13,10 +13,10 @@ import socket
 import ssl
 import time
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.version import __version__
 

@@ -15,14 +15,13 @@ import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.cli.measure import forget_measured, measure
 from ingot.config import GIB, Settings
-from ingot.dataclass import dataclass
 from ingot.extras import (
     EXTRA_USES,
     EXTRAS,

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,7 +36,6 @@ from ingot.agents.clients import AGENTS, CLIENT_TIMEOUT_S, Agent, ClientStart, E
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError, ModelError
 from ingot.process import signals_not_ignored
 from ingot.quantities import counted

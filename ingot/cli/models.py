@@ -9,13 +9,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError
 from ingot.models.files.gguf_files import REFERENCES_FILE
 

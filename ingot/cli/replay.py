@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.cli.client import ServerClient
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Config, Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.quantities import counted
 

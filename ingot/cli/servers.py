@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ingot.cli.flags import CommandParser
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.version import __version__
 

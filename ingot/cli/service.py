@@ -7,10 +7,10 @@ import plistlib
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.cli.flags import CommandParser, choose_action
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 
 SERVICE_ACTIONS = {

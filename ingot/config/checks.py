@@ -10,11 +10,11 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.config.foreign import translated_value
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.quantities import format_bytes
 

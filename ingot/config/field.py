@@ -6,11 +6,10 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 
 VARIABLE_PREFIX = "INGOT_"

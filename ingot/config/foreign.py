@@ -13,10 +13,10 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 
 TABLE: Final = Path(__file__).with_name("foreign.toml")

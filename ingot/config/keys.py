@@ -16,6 +16,7 @@ import secrets
 import stat
 import tempfile
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -23,7 +24,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ingot.config.checks import problem_from
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, Unavailable
 
 LEAST_KEY_CHARS = 8  # shorter keys are easy to guess

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.config.model_tables import ModelTable, read_model_tables, read_registry
 from ingot.config.settings import SETTINGS, Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 
 PER_MODEL_SETTINGS: Final = frozenset(

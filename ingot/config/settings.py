@@ -3,9 +3,12 @@
 A `Settings` object is always valid: limits, and which settings go together, are checked when one is made.
 """
 
+# ruff: noqa: RUF009  (`setting` is dataclasses.field with a help text in its metadata)
+
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +40,6 @@ from ingot.config.checks import (
 from ingot.config.field import Setting, setting, settings_of
 from ingot.config.keys import key_file_problem, key_problem, own_key_problem
 from ingot.config.model_tables import model_tables_problem, registry_problem
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.text.input_files import generation_config_problem, prompt_file_problem
 

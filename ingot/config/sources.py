@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ingot.config.field import VALUE_KINDS_IN_WORDS, VARIABLE_PREFIX, Setting
 from ingot.config.foreign import SERVERS, VARIABLES, ForeignName, find_foreign, nearest_known, put_as_ours
 from ingot.config.settings import SETTINGS, Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 
 

@@ -12,6 +12,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +49,6 @@ from ingot.cache.records import (
     serialise_record,
 )
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.distributed import control_channel
 from ingot.distributed.control_channel import FrameKind
 from ingot.distributed.group import RankRecordForm, RankShare, join_group

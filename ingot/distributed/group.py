@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from ingot.cache.kv_deltas import DeltaCodec, EncodedSize
 from ingot.cache.record_encoding import check_codec_fits, encode_form
 from ingot.cache.records import RecordForm
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.distributed.place import HOSTFILE_VARIABLE, RankConfig, read_rank_config
 from ingot.distributed.wire import Link
 from ingot.errors import ConfigError, ModelError

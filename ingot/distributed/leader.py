@@ -21,7 +21,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -37,7 +37,6 @@ from ingot.cache.kv_deltas import EncodedSize, LayerDeltas
 from ingot.cache.page_groups import PageGroup
 from ingot.cache.record_encoding import LossyEncoding, RecordEncoding
 from ingot.cache.records import Record, RecordForm, UnpagedRecord, record_extents
-from ingot.dataclass import dataclass
 from ingot.distributed import control_channel
 from ingot.distributed.control_channel import ControlChannel, FollowerQuestion, FrameKind
 from ingot.distributed.group import GroupTotals, RankShare

@@ -7,6 +7,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +20,6 @@ from ingot.cache.kv_deltas import EncodedSize, KVPlacement, LayerDeltas, StateCh
 from ingot.cache.layer_state import LayerKind, LayerState
 from ingot.cache.page_groups import PageGroup, PagePool
 from ingot.cache.pages import PageCopy
-from ingot.dataclass import dataclass
 from ingot.distributed import control_channel
 from ingot.distributed.control_channel import ControlChannel
 

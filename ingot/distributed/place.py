@@ -8,12 +8,12 @@ the group (`INGOT_GROUP_TOKEN`), and the inherited sockets on which rank 0 accep
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from ingot.dataclass import dataclass
 from ingot.distributed.wire import Link, accept_ranks, connect_to_host, listen_at
 from ingot.errors import ConfigError
 

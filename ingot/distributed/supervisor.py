@@ -18,13 +18,12 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final, Protocol
 
 import msgspec
 
-from ingot.dataclass import dataclass
 from ingot.distributed.heartbeat import (
     FAREWELL_FRAME,
     HEARTBEAT_FRAME,

@@ -15,11 +15,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.engine.output import ActiveRequest
 from ingot.engine.request import LoraRef, ModelCard, Request
 from ingot.engine.sequence import PromptMedia, TokenSequence

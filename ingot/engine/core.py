@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
@@ -25,7 +26,6 @@ import mlx.core as mx
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.footprint import batch_end_limit
-from ingot.dataclass import dataclass
 from ingot.engine import sampling
 from ingot.engine.admission import Admission, EngineLimits, ServedLoras, lora_gone_error
 from ingot.engine.forward_pass import SequenceResult

@@ -8,14 +8,13 @@ by sequence; `read_results` waits for the device.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast, overload
 
 import mlx.core as mx
 
 from ingot.cache.forward_batch import ForwardPart
-from ingot.dataclass import dataclass
 from ingot.engine.memory_budget import MemoryBudget, PassPart
 from ingot.engine.sampling import DraftPosition, SampledTokens
 from ingot.engine.scheduler import PromptChunk

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, Protocol
 
@@ -25,7 +26,6 @@ import msgspec
 from ingot.cache.block_listing import BlockListing, BlockMedium, PrefixBlock
 from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.extras import require_extra
 

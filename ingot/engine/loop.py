@@ -22,10 +22,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ingot.dataclass import dataclass
 from ingot.errors import DeviceLost, IngotError, Stopping, Unavailable
 from ingot.kernels.device import is_device_lost, leave_device
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
 from ingot.config import ModelEntry
-from ingot.dataclass import dataclass
 from ingot.engine.status import ModelState, ModelStatus
 from ingot.errors import IngotError
 

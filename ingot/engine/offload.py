@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -26,7 +26,6 @@ from ingot.cache.prefix_index import PrefixIndex
 from ingot.cache.prefix_tree import CacheOwner, DiskRecord, PrefixNode
 from ingot.cache.record_encoding import RecordEncoding
 from ingot.cache.records import RecordForm, UnpagedRecord, describe_record, serialise_record
-from ingot.dataclass import dataclass
 from ingot.engine.request import Request
 from ingot.engine.sequence import TokenSequence
 from ingot.errors import IngotError

@@ -16,10 +16,9 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from ingot.dataclass import dataclass
 from ingot.engine.loop import REQUEST_FAILED, PostMessage
 from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, RequestStatus
 from ingot.engine.step_costs import CostLine

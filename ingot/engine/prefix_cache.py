@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final, Protocol, TypeVar
 
@@ -27,7 +27,6 @@ from ingot.cache.prefix_index import NO_COMPRESSOR, SNIPPET_TOKENS, CacheTier, P
 from ingot.cache.prefix_tree import CacheOwner, PrefixNode, common_prefix_length
 from ingot.cache.record_encoding import LossyEncoding, RecordEncoding
 from ingot.cache.records import Record, RecordForm, UnpagedRecord, restore_row, take_record
-from ingot.dataclass import dataclass
 from ingot.engine.memory_budget import MemoryBudget, PagesByForm
 from ingot.engine.offload import DiskTier, OffloadTier
 from ingot.engine.request import CacheReason, CacheReport, Request

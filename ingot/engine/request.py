@@ -13,10 +13,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import IngotError
 from ingot.media.items import MediaItem
 from ingot.media.layout import MediaKind

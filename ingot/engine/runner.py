@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 
 import mlx.core as mx
@@ -18,7 +19,6 @@ import mlx.core as mx
 from ingot.cache.batch_state import BatchState
 from ingot.cache.codecs.pair import RAW_CODEC, PairCodec
 from ingot.cache.disk.backend import DiskBackend
-from ingot.dataclass import dataclass
 from ingot.engine.forward_pass import (
     NO_DRAFT_TOKENS,
     BatchPart,

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import Sampling
 from ingot.engine.sequence import TokenSequence
 from ingot.errors import IngotError

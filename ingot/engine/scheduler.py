@@ -24,12 +24,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from ingot.cache.footprint import CAPACITY_STEP, round_up_capacity
-from ingot.dataclass import dataclass
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.step_costs import StepCosts
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from sys import maxsize
 
 import numpy as np
 
 from ingot.cache.codecs.names import RAW
 from ingot.cache.forward_batch import Row
-from ingot.dataclass import dataclass
 from ingot.engine.request import CacheReport, Phase, Request, Sampling, SpecPrefillReport
 from ingot.engine.specprefill.selection import KeptPositions
 from ingot.errors import IngotError

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.engine.loop import PostMessage
 from ingot.engine.speech_request import (
     Segment,

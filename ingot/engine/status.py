@@ -7,9 +7,9 @@ model. What a tenant sees of the prefix cache is its own; `CacheTotals` are for 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from ingot.dataclass import dataclass
 from ingot.distributed.heartbeat import RankStatus
 
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
-
-from ingot.dataclass import dataclass
 
 LEAST_SLOPE = 0.25
 """Whatever the measurements, this share of the mean cost grows with size, so that no size seems free."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from ingot.cache.pages import PAGE
-from ingot.dataclass import dataclass
 from ingot.engine.memory_budget import MemoryBudget
 from ingot.engine.output import NOT_SEARCHED, REPETITION, ActiveRequest
 from ingot.engine.request import CacheReason, CacheReport, ModelCard, RequestStatus

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ingot.dataclass import dataclass
 from ingot.engine.loop import PostMessage
 from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechEvent, SpeechRequest, TextToSpeechCard
 from ingot.engine.streams import PieceStream

@@ -19,9 +19,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from ingot.dataclass import dataclass
 from ingot.engine.loop import REQUEST_FAILED, PostMessage, do_nothing
 from ingot.engine.request import RequestStatus
 from ingot.engine.streams import PieceStream

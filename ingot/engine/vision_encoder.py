@@ -15,11 +15,10 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.engine.sequence import TokenSequence
 from ingot.errors import IngotError, RequestTooLarge
 from ingot.kernels.device import is_device_lost

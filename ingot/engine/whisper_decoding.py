@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.engine.speech_request import Segment, TranscribedWord
 from ingot.media.audio import FRAMES_A_SECOND, FloatArray
 from ingot.text.tokenizer.whisper import SECONDS_PER_TIMESTAMP, WhisperVocabulary

@@ -9,11 +9,10 @@ import logging
 import resource
 import socket
 from collections import Counter
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from ingot.dataclass import dataclass
 from ingot.observe.logs import RareWarning
 from ingot.shares import Shares, heaviest_holder
 

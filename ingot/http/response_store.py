@@ -19,13 +19,13 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, Unavailable
 from ingot.http.streaming import MOST_FEED_BATCHES, EventFeed
 from ingot.observe.logs import RareWarning

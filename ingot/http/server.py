@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,6 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError, Unavailable
 from ingot.http.edge import EdgeMiddleware, JsonResponse, reply_of
 from ingot.http.guard import parse_address, shutting_down_error

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from starlette.types import Receive
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.distributed.heartbeat import RankStatus, first_rank_problem, rank_not_ready
 from ingot.engine.speech_request import TranscribedText, UntranscribedAudio, cached_transcripts
 from ingot.engine.status import Health

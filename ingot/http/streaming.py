@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -19,7 +19,6 @@ from msgspec import Struct
 from starlette.types import Message, Send
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import IngotError
 from ingot.http.edge import ClientGone, Reply, as_ingot_error
 from ingot.http.request_lifetime import background_task

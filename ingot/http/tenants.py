@@ -11,14 +11,13 @@ import logging
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Literal
 
 from ingot.config import ApiKey, Settings, own_key_problem, read_keys
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, Forbidden, RateLimited
 from ingot.http.edge import Reply, audit_refusal
 

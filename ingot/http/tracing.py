@@ -11,13 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import Ended, Failed, PoolingOutput, Request, Sampling
 from ingot.engine.speech_request import SpeechEnded, TranscriptionEnded
 from ingot.errors import ConfigError

@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from ingot.config.checks import memory_bytes
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, DeviceLost
 
 DeviceKind = Literal["metal", "cuda", "cpu"]

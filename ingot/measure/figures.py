@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from ingot.dataclass import dataclass
 from ingot.kernels.measured import mean_ratio
 
 LINE: Final = "ingot-measure: "

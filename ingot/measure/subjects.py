@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.measure.figures import LEAST_TURNS, Figure
 
 Work = Callable[[], mx.array | Sequence[mx.array]]

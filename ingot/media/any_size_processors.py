@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError, Unsupported
 from ingot.media.layout import (
     ITEM_NUMBER,

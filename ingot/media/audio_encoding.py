@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import Unsupported
 
 SAMPLE_BYTES: Final = 2

@@ -10,10 +10,9 @@ import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia
 
 _NEAR: Final = 8  # keyframes before a frame that are tried; usually the first will do

@@ -26,10 +26,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia, Cancelled, IngotError
 from ingot.media import bounds
 

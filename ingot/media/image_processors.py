@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.media import bounds
 from ingot.media.any_size_processors import (
     DeepSeekOcrProcessor,

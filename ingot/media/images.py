@@ -12,14 +12,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia
 from ingot.media import bounds, worker
 from ingot.media.layout import Size, check_file_size, check_image_size

@@ -7,11 +7,10 @@ Nothing is decoded here; a `PixelSource` has a worker do that when its pixels ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
-from ingot.dataclass import dataclass
 from ingot.errors import Unsupported
 from ingot.media import bounds
 from ingot.media.images import BICUBIC, DecodingMemory, ImageFile, Pixels, View

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia
 from ingot.media import bounds
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia
 from ingot.media import bounds, worker
 from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View, frames_of_parts, render_views

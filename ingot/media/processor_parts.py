@@ -8,12 +8,11 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia, ModelError, Unsupported
 from ingot.media import bounds
 from ingot.media.layout import (

@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia
 from ingot.media import bounds, worker
 from ingot.media.containers import PacketRange, PacketTime, VideoPackets, bounded_packets, open_container

@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadMedia, Cancelled, Unavailable
 from ingot.media import bounds
 from ingot.observe.logs import log_facts

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -30,7 +30,6 @@ from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.pages import PAGE
 from ingot.cache.record_encoding import RecordEncoding, record_encoding_for
 from ingot.cache.records import RecordForm
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device

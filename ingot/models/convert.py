@@ -13,13 +13,13 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError
 from ingot.models.draft_heads.checkpoint import (
     HEAD_FILE,

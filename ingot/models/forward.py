@@ -18,6 +18,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,6 @@ from ingot.cache.forward_batch import ForwardPart, MixedBatch
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import LayerState, RecurrentState
 from ingot.cache.own_caches import OwnCacheState
-from ingot.dataclass import dataclass
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher

@@ -9,6 +9,7 @@ axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +17,6 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.models.checkpoint import CheckpointConfig

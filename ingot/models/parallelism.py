@@ -10,12 +10,12 @@ replacements apply. One that is sharded by its inputs gives partial sums, which 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.families.registry import recurrence_spec_of
 from ingot.models.layers.modules import swap_each

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
@@ -18,7 +19,6 @@ import mlx.core as mx
 
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardPart, Row
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 
 RowTokens = tuple[Row, list[int]]

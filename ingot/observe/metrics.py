@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal
-
-from ingot.dataclass import dataclass
 
 # vLLM's bounds, so that its dashboards' heat maps fit, with lower ones for faster tokens.
 FIRST_TOKEN_S = (

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
-
-from ingot.dataclass import dataclass
 
 REMEMBERED_SPANS: Final = 512
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import Ended, Event, SequenceEnded, TextDelta, TokenInfo, TokenLogprob
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, Receipt, StreamedAnswer, WholeAnswer, finite_logprob
 from ingot.protocol.chat.generation_fields import ABOUT_STREAM, RequestFields, SamplingFields, StopFields

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from ingot.config.checks import is_lora_name
-from ingot.dataclass import dataclass
 from ingot.engine.request import LoraRef, RequestStatus
 from ingot.errors import AdapterError, BadRequest, ModelNotFound
 from ingot.observe.metrics import Metric, MetricSample

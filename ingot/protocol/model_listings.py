@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, Literal
@@ -11,7 +12,6 @@ from typing import Any, Final, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import LoraRef, ModelCard, PoolingModelCard
 from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.engine.status import ModelState, ModelStatus

@@ -5,11 +5,10 @@ Light to import: a server is ready before it has imported the modules that the r
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal
-
-from ingot.dataclass import dataclass
 
 BODY_ERRORS: Final = (400, 404, 408, 413, 415)
 ENGINE_ERRORS: Final = (429, 499, 503, 504)

@@ -5,6 +5,8 @@ Each reader takes a decoded body and gives an `EncodingTask`: the engine's reque
 Readers raise BadRequest, Unsupported and ModelNotFound. Pure translation.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import base64
@@ -13,13 +15,13 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import PoolingModelCard, PoolingOutput, PoolingRequest, PoolingTask
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.ollama.answers import to_nanoseconds

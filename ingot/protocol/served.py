@@ -15,12 +15,11 @@ import hmac
 import secrets
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.engine.request import LoraRef, ModelCard, PoolingModelCard, Sampling
 from ingot.engine.speech_request import SpeechToTextCard, TextToSpeechCard
 from ingot.errors import ConfigError

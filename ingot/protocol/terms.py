@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:

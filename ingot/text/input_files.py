@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError
 
 

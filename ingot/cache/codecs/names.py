@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import nearest_name
 
 RAW: Final = "raw"

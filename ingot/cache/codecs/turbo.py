@@ -13,6 +13,7 @@ Lloyd's iteration, once for each size and number of bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import shake_256
 from typing import Any
@@ -29,7 +30,6 @@ from ingot.cache.codecs.codec import (
     packed_bytes,
     unpack_bits,
 )
-from ingot.dataclass import dataclass
 from ingot.kernels.cpu import native
 
 LENGTH_BYTES = 2

@@ -14,12 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ingot.cache.disk.index import DiskEntry
 from ingot.cache.disk.record_file import DamagedRecord, RecordHeader, StoredData
 from ingot.cache.disk.store import NoDiskRoom, RecordStore
-from ingot.dataclass import dataclass
 from ingot.observe.logs import RareWarning
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ingot.cache.disk.record_file import FileSystem, RecordHeader, RecordOwner, hex_digest
-from ingot.dataclass import dataclass
 
 log = logging.getLogger("ingot.cache")
 T = TypeVar("T")

@@ -21,7 +21,7 @@ import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -37,7 +37,6 @@ from ingot.cache.archive import (
     safetensors_header,
     with_seal,
 )
-from ingot.dataclass import dataclass
 
 RECORD_FORMAT: Final = "ingot record, version 2"
 LONGEST_RECORD_HEADER: Final = 1 << 26

@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,7 +55,6 @@ from ingot.cache.disk.record_file import (
     tensor_checksums,
 )
 from ingot.config.keys import ArchiveKey
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, Unavailable
 from ingot.shares import holders_exceeding
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.cache.disk.index import ResilientIndex
 from ingot.cache.disk.record_file import RECORD_NAME, DamagedRecord, FileSystem, ListedFile, read_record
 from ingot.cache.disk.store import ABOUT_FILE, DAMAGED_FOLDER, INDEX_FILE, LOCK_FILE, PATIENCE_S
-from ingot.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

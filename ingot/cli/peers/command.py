@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,6 @@ from ingot.cli.peers.session import Session, prose
 from ingot.cli.peers.table import OURS, PEER_NAMES, Peer, find_peer
 from ingot.cli.peers.works import WORK_NAMES, WORKS, Load, Work
 from ingot.config import DEFAULT_MODEL
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.models.files.progress import TerminalProgress
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingot.cli.client import ServerError
 from ingot.cli.peers.processes import Server
 from ingot.cli.peers.works import Figures, Load, NotSupported, Work
-from ingot.dataclass import dataclass
 
 OURS, THEIRS = 0, 1
 SIDES: Final = (OURS, THEIRS)

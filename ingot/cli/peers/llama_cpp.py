@@ -10,10 +10,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import IngotError
 from ingot.models.files.progress import Progress
 

@@ -13,13 +13,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.cli.peers.table import Peer
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.models.files.locate import locate_model
 from ingot.models.files.packaged import fetch_original_weights, find_packaged_model

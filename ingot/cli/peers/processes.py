@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.peers.table import OURS, PROBE_S, Peer, fast_blas, modelfile, threads
-from ingot.dataclass import dataclass
 
 START_S: Final = 300.0
 POLL_S: Final = 0.1

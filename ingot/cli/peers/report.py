@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,6 @@ from ingot.cli import plots
 from ingot.cli.peers.comparison import OURS, SIDES, THEIRS, Figure, Match, wins
 from ingot.cli.peers.processes import KEPT_VARIABLES
 from ingot.cli.peers.works import WORKS, Load
-from ingot.dataclass import dataclass
 from ingot.version import __version__
 
 NAME_WIDTH, CELL_WIDTH = 34, 13

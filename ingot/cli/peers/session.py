@@ -12,11 +12,10 @@ import json
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingot.cli.client import ServerClient, ServerError, chunk_delta
-from ingot.dataclass import dataclass
 
 VERBS: Final = ("read", "write", "list", "find", "move", "copy", "drop", "open")
 NOUNS: Final = ("file", "folder", "branch")

@@ -18,12 +18,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ingot.cli.peers import llama_cpp
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, IngotError
 from ingot.kernels.cpu import fastblas
 from ingot.models.files.progress import Progress

@@ -14,7 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Self
@@ -34,7 +34,6 @@ from ingot.cli.peers.models import Traits
 from ingot.cli.peers.processes import MemoryWatch, Server, tree_bytes
 from ingot.cli.peers.schema import problem_with
 from ingot.cli.peers.session import Course, Heard, Player, Session, listen, prose, tools
-from ingot.dataclass import dataclass
 
 Figures = dict[str, float | None]
 """What a step found, by figure; None where the server does not say."""

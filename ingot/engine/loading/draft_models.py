@@ -8,13 +8,12 @@ tokens than the target; ModelError where what there is does not work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.distributed.leader import LeaderAdapter
 from ingot.engine.specprefill.prefill import SpecPrefillSetup
 from ingot.engine.specprefill.scorers import DraftScorer, StatisticsScorer, TranslatedScorer

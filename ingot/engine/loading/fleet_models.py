@@ -11,14 +11,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
-from ingot.dataclass import dataclass
 from ingot.engine.engine import ModelEngine
 from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, start_engine
 from ingot.engine.loop import Loop

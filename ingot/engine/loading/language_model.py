@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,6 @@ from ingot.cache.codecs.pair import PairCodec, RecordCodec
 from ingot.cache.disk.backend import DiskBackend
 from ingot.cache.footprint import Footprint
 from ingot.config import Settings, memory_bytes
-from ingot.dataclass import dataclass
 from ingot.distributed.group import JoinedGroup, RankShare, join_group, rank_config_from_settings
 from ingot.distributed.leader import LeaderAdapter, lead_group
 from ingot.engine.admission import EngineLimits, ServedLoras

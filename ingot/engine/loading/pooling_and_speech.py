@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.engine.admission import EngineLimits
 from ingot.engine.engine import PoolingEngine, SpeechToTextEngine, TextToSpeechEngine
 from ingot.engine.loop import Loop

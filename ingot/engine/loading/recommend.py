@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
 from ingot.extras import missing_packages
 from ingot.models.files.short_names import TASKS, NamedModel, Task, fitting_models

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.engine.prefix_cache import PrefixCache
 from ingot.engine.request import SpecPrefillReport, SpecPrefillRequest, SpecPrefillSkipped, TokenRange
 from ingot.engine.sequence import TokenSequence

@@ -7,12 +7,12 @@ and find its KV.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import TokenRange
 
 TokenFlags = np.ndarray[Any, np.dtype[np.bool_]]

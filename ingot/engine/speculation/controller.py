@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
 from math import inf
 from operator import neg, not_
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.engine.speculation.acceptance import AcceptanceRates, JudgedDraft
 from ingot.engine.speculation.proposer import DraftOffer
 from ingot.engine.speculation.step_costs import RoundCosts

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, Protocol, cast
@@ -23,7 +23,6 @@ import numpy as np
 
 from ingot.cache.batch_state import BatchState
 from ingot.cache.forward_batch import ForwardBatch, Row
-from ingot.dataclass import dataclass
 from ingot.engine.forward_pass import DeviceTokens, DraftedBatch, DraftTokens
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal, transpose_depths

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from itertools import accumulate
 
 import mlx.core as mx
 
 from ingot.cache.footprint import Footprint, round_up_capacity
 from ingot.cache.forward_batch import ForwardPart, Row
-from ingot.dataclass import dataclass
 from ingot.engine.forward_pass import BatchPart, PassPlanner
 from ingot.engine.memory_budget import KVReservations, MemoryBudget
 from ingot.engine.prefix_cache import PrefixCache

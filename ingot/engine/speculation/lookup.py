@@ -13,11 +13,11 @@ from bisect import bisect
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 
 import numpy as np
 
 from ingot.cache.prefix_tree import CacheOwner
-from ingot.dataclass import dataclass
 from ingot.engine.request import Request
 from ingot.engine.sequence import TokenSequence
 from ingot.engine.speculation.proposer import DraftOffer, Proposal

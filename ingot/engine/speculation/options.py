@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, nearest_name
 
 LONE_WORDS: Final = ("auto", "off")

@@ -7,12 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.engine.forward_pass import DraftTokens
 from ingot.engine.sequence import TokenSequence
 

@@ -20,11 +20,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final, TypeVar
 
-from ingot.dataclass import dataclass
 from ingot.engine import sampling
 from ingot.engine.forward_pass import DeviceTokens, DraftTokens
 from ingot.engine.scheduler import StepPlan

@@ -18,12 +18,12 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.kernels.decode_graph.kernels import post_inputs, take_result
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda_graph import CudaDriver, CudaError, ExtensionBuildError, GraphKernelLaunch, graph_extension

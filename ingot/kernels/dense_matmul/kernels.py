@@ -6,13 +6,13 @@ outputs and rows; nothing else changes any bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +25,6 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.device import Device, acting_as
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import (

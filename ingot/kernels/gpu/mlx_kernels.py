@@ -22,10 +22,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.nvrtc import DEFAULT_CUBIN_FOLDER, private_folder, write_atomically
 from ingot.observe.logs import report_step
 from ingot.quantities import counted

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.kernel_source import Kernel, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher
 

@@ -12,7 +12,7 @@ Here all layers use the same memory in turn.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Literal
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.dense_matmul.kernels import LARGE_TILE, SMALL_TILE, TileCut, tile_cut
 from ingot.kernels.dense_matmul.kernels import SOURCE as DENSE
 from ingot.kernels.device import Device

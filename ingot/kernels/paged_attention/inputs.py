@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.paged_attention.shapes import AttentionShape, CodedPages, KVSplits

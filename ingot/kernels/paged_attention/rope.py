@@ -4,10 +4,10 @@ pages; and one for what precedes latent attention."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.kernel_source import KernelTemplate, LaunchConfig, OutputSpec
 from ingot.kernels.gpu.launcher import Launched, Launcher, required_launcher

@@ -6,12 +6,11 @@ changes no bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.device import DeviceKind
 from ingot.kernels.gpu.kernel_source import KernelTemplate
 

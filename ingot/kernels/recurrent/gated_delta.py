@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.kernel_source import KernelTemplate
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.recurrent.kernels import (
@@ -118,7 +118,7 @@ class DeltaShape(RecurrentShape):
             return f"{self.value_heads} value heads over {self.key_heads} key heads"
         if self.interleaved and (self.decays_by_key or self.apart):
             return "heads that lie together with decays or gates that do not"
-        return super().unsupported()
+        return super(DeltaShape, self).unsupported()
 
 
 class DeltaKernels(RecurrentKernels):

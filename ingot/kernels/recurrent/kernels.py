@@ -11,6 +11,7 @@ reads what another gave, so that there states are outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
@@ -18,7 +19,6 @@ from typing import ClassVar, NamedTuple, Protocol
 import mlx.core as mx
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.kernel_source import Kernel, KernelTemplate, LaunchConfig, OutputSpec, read_source
 from ingot.kernels.gpu.launcher import Launched, Launcher
 from ingot.kernels.paged_attention.inputs import padded_count, paged_kernel

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.kernel_source import KernelTemplate
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.recurrent.kernels import (
@@ -65,7 +65,7 @@ class Mamba2Shape(RecurrentShape):
             return f"{self.heads} heads in {self.groups} groups"
         if self.inner % 8:
             return f"{self.inner} numbers of all heads, which must be a multiple of 8"
-        return super().unsupported()
+        return super(Mamba2Shape, self).unsupported()
 
 
 class Mamba2Kernels(RecurrentKernels):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.recurrent.kernels import Convolution, GateColumns, GatedNorm, RecurrentKernels, RecurrentShape
 

@@ -16,6 +16,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.families.description import MtpSpec
 from ingot.models.families.registry import mtp_spec_of

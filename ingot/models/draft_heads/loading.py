@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.draft_heads.assistant import load_assistant

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from errno import EFAULT, EINVAL
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Final, Protocol
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError, Unavailable
 from ingot.models.checkpoint import checkpoint_files
 from ingot.models.files.drive_speed import ALIGNED, open_past_cache

@@ -7,10 +7,10 @@ slots if its files are those of before and its setting gives it as many.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.models.experts.slots import ExpertSlots
 from ingot.models.experts.weights import SlotWeights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -14,7 +15,6 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError
 from ingot.kernels.device import Device, available_memory
 from ingot.kernels.gpu.device_copies import find_device_copies

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
@@ -23,7 +24,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.kernels.gpu.device_copies import DeviceCopies
 from ingot.models.experts.files import (
     LONGEST_WAIT_S,

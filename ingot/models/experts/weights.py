@@ -9,6 +9,7 @@ the engine thread does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -16,7 +17,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.gpu.device_copies import DeviceCopies

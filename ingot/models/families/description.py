@@ -7,10 +7,8 @@ path.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from ingot.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ first. The contents of safetensors files are read from their headers: no tensor 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.files.gguf_files import references_in
 

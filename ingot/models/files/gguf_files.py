@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 
 REFERENCES_FILE: Final = "model.gguf.json"

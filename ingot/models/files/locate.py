@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError, nearest_name
 from ingot.models.files import hub, packaged
 from ingot.models.files.folder_checks import check_model_folder

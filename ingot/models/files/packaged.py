@@ -12,11 +12,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingot.config import Settings
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.files.model_store import is_stored, says_disk_full, store_model, stored_model_source
 from ingot.models.files.progress import Progress, format_bytes, no_progress

@@ -9,9 +9,8 @@ it before it is ready.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal, cast, get_args
-
-from ingot.dataclass import dataclass
 
 Task = Literal["chat", "code", "vision", "embedding", "rerank", "audio", "speech"]
 

@@ -16,13 +16,12 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 
 SHARD_BYTES = 4 << 30

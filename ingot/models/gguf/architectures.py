@@ -7,10 +7,9 @@ what the model computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError, nearest_name
 from ingot.models.gguf import config as settings
 from ingot.models.gguf import descriptions as describe

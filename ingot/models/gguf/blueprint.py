@@ -8,12 +8,12 @@ ModelError.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.gguf.file import Hyperparameters, TensorEntry
 

@@ -12,14 +12,13 @@ import math
 import mmap
 import struct
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.files.gguf_files import gguf_parts_of
 

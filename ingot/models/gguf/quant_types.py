@@ -14,6 +14,7 @@ with that of quantising to them, and `LATTICE_ERRORS` states it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -21,8 +22,6 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import IQ4_NL, dequantize
-
-from ingot.dataclass import dataclass
 
 QUANT_GROUP: Final = 32  # weights that share a scale
 QUANT_SUPER: Final = 256  # weights in a block of the K and IQ formats

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.nn as nn
@@ -18,7 +18,6 @@ from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from gguf.tensor_mapping import TensorNameMap, get_tensor_name_map
 from mlx.utils import tree_flatten
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.gguf.blueprint import WantedTensor
 from ingot.models.gguf.file import GGUFModel

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError, nearest_name
 
 # Texts of tokens that end an answer, whichever of them the file names as its end token.

@@ -7,7 +7,7 @@ attends by itself, and the output is projected for all tokens again.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +17,6 @@ import mlx.nn as nn
 from ingot.cache.attention_state import QUERY_STRIDE, AppendState, CompositeState, EqualHeads
 from ingot.cache.forward_batch import AttentionMask, BatchMasks, ForwardBatch, MixedBatch, PerBatch, TokenPositions
 from ingot.cache.layer_state import RecurrentState
-from ingot.dataclass import dataclass
 from ingot.models.families.description import AttentionSpec, PositionScaleSpec
 from ingot.models.layers.attention_backends import PagedKernelAttention, RaggedAttention, attend_capped
 from ingot.models.layers.gpu_linear import JoinedLinear

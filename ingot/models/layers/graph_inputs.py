@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -12,7 +13,6 @@ import mlx.core as mx
 from ingot.cache.attention_state import AppendState
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
-from ingot.dataclass import dataclass
 from ingot.kernels.decode_graph.capture import ReplayStage
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.gpu.launcher import Launcher

@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.kernels.decode_graph.kernels import ResidualNorm
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.models.families.description import SharedKvSpec

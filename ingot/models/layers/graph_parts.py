@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any, Protocol
@@ -14,7 +15,6 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
 from ingot.cache.layer_state import RecurrentState
-from ingot.dataclass import dataclass
 from ingot.kernels.decode_graph.capture import GraphCapture
 from ingot.kernels.decode_graph.kernels import (
     JointNorm,

@@ -9,6 +9,7 @@ masks. Positions in a row are indices from its first token on, whatever other ro
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +18,6 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, causal_mask
-from ingot.dataclass import dataclass
 from ingot.models.families.description import IndexerSpec
 from ingot.models.layers.rope import rotate_parts
 

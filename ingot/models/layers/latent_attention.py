@@ -8,6 +8,7 @@ of all heads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import attrgetter
 
 import mlx.core as mx
@@ -16,7 +17,6 @@ import mlx.nn as nn
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, PerBatch
 from ingot.cache.kv_storage import KernelStorage
-from ingot.dataclass import dataclass
 from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, PackedWeights
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES

@@ -7,13 +7,13 @@ with a part that it does not know.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.models.families.description import LayerInputSpec, LayerSpec
 from ingot.models.families.registry import layer_spec_of
 

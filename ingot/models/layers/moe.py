@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.moe.kernels import ExpertRouter, RouterShape

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.kernels.cpu import native
 from ingot.models.families.registry import norm_spec_of
 from ingot.models.layers.modules import adopt_module, extend, swap_each

@@ -7,7 +7,7 @@ queries and keys, rotates them and writes keys and values to the pages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +17,6 @@ from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import CacheOffset, MixedBatch, TokenPositions
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.pages import PAGE
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.paged_attention.rope import (

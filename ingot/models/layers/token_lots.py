@@ -8,7 +8,7 @@ memory for, and the tokens of a row into pieces of as many queries as attention 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ import mlx.core as mx
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import MixedBatch
 from ingot.cache.kv_storage import KernelStorage
-from ingot.dataclass import dataclass
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, PROMPT_ROOMS, KernelRows, padded_count, token_slots
 from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.models.layers.graph_inputs import GraphStep, StepContext

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate, groupby
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.kernels.cpu import native
 from ingot.kernels.lora import CHUNK, LoraMatrices
 from ingot.models.layers.modules import extend

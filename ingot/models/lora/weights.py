@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import sqrt
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from ingot.dataclass import dataclass
 from ingot.errors import AdapterError
 
 LORA_CONFIG: Final = "adapter_config.json"

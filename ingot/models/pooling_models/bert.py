@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.checkpoint import CheckpointConfig
 from ingot.models.pooling_models.encoder import (

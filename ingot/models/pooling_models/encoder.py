@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.models.layers.modules import named_parameters
 

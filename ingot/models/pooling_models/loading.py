@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.models import checkpoint

@@ -7,6 +7,7 @@ scores depend on how far apart two are; convolutions make 16 of its states into 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +15,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device

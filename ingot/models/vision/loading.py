@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -18,7 +19,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ConfigError, ModelError
 from ingot.extras import require_extra
 from ingot.kernels.cpu import native

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
@@ -16,7 +17,6 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.dataclass import dataclass
 from ingot.media.images import BICUBIC, Pixels, View
 from ingot.media.items import MediaItem
 from ingot.media.layout import Grid, Layout, Size

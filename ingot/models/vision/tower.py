@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -22,7 +23,6 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
-from ingot.dataclass import dataclass
 from ingot.media.images import View
 from ingot.media.items import MediaItem
 from ingot.media.layout import Layout, Size

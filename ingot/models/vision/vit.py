@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
@@ -18,7 +19,6 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device, DeviceKind

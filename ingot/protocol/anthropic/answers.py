@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import (
     CallArguments,
     CallBegan,

@@ -4,12 +4,14 @@ A chat has one message per turn, thinking that this server signed, and tool resu
 without a valid signature is left out and named in the receipt.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest
 from ingot.media.images import ImageFile
 from ingot.media.items import RequestImage, RequestMedia, RequestPdf

@@ -1,15 +1,16 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's bodies and tools, and the tasks that they become."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.errors import Unsupported
 from ingot.protocol.anthropic.answers import (
     AppliedEdit,

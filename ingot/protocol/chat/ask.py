@@ -5,16 +5,17 @@ the wire formats that several protocols share: response formats as OpenAI and vL
 custom tools, which take one text and are shown to the model as functions with one string parameter.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, nearest_name
 from ingot.protocol.chat.prompts import PromptEnding
 from ingot.protocol.schema import bounds

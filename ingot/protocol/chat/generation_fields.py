@@ -3,13 +3,13 @@
 Where a protocol has another name for one of these, it has that one alone.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import Request, Sampling, SpecPrefillRequest, Stop
 from ingot.protocol.chat.ask import ChatInput
 from ingot.protocol.chat.preparation import PreparedChat

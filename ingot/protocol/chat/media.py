@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.engine.speech_request import TranscribedText, UntranscribedAudio, cached_transcripts
 from ingot.errors import BadMedia, BadRequest, Unsupported
 from ingot.media import bounds, fetch
@@ -36,7 +36,7 @@ class MediaField(DelegateKind):
     """Text, or texts, from which `read` makes a file. Each file counts towards the request's limit."""
 
     read: Callable[[Any, str, BodyReading], Any]
-    text: FieldKind = Text(least=1)
+    text: FieldKind = Text(least=1)  # noqa: RUF009  (frozen)
 
     def parse(self, value: object, path: str, reading: BodyReading) -> Any:
         text = self.text.parse(value, path, reading)

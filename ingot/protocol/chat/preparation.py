@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import AnswerParsing
 from ingot.errors import BadRequest, ContextOverflow, Unsupported
 from ingot.media.items import MediaItem

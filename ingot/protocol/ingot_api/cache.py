@@ -7,12 +7,11 @@ request would find in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import CacheReport
 from ingot.engine.status import CacheBranch, CacheStatus, CacheTotals, DiskStatus, SaltStatus
 from ingot.errors import BadRequest, IngotError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.protocol.chat.answers import IgnoredNote
 from ingot.protocol.chat.ask import ChatInput
 from ingot.protocol.chat.preparation import render_chat_prompt

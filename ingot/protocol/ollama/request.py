@@ -3,17 +3,18 @@
 Options that take effect when a model is loaded are named in the receipt and do nothing else.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import re
 import time
 from collections import deque
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import Struct
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import Ended, Sampling, Timing, Usage
 from ingot.errors import BadRequest
 from ingot.media.items import RequestImage

@@ -1,11 +1,12 @@
 """`POST /v1/chat/completions`: OpenAI's body, and the task that it becomes."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, get_args
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask
 from ingot.protocol.chat.ask import (

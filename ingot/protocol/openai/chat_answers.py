@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import (
     CallArguments,
     CallBegan,

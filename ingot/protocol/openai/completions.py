@@ -1,16 +1,17 @@
 """`POST /v1/completions`, OpenAI's legacy completions: the body, its task, and the answer as one body or as chunks."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import codecs
 import time
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import (
     Ended,
     Event,

@@ -1,12 +1,13 @@
 """The messages of a chat on the wire, and as a chat template takes them; and the options for images and videos, under
 the names that several servers have for them."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.engine.speech_request import TranscribedText
 from ingot.media import bounds
 from ingot.media.images import ImageFile
@@ -51,9 +52,6 @@ class MediaOptions:
 
     image: ImageLayoutOptions = ImageLayoutOptions()
     video: VideoLayoutOptions = VideoLayoutOptions()
-
-
-NO_MEDIA_OPTIONS: Final = MediaOptions()
 
 
 def with_options(defaults: Any, **options: Any) -> Any:
@@ -342,7 +340,7 @@ CHAT_CONVERSATION = MessageListKind(ListOf(CHAT_MESSAGE, most=MESSAGES, least=1)
 
 
 def messages_as_dicts(
-    messages: tuple[ChatMessage, ...], defaults: MediaOptions = NO_MEDIA_OPTIONS
+    messages: tuple[ChatMessage, ...], defaults: MediaOptions = MediaOptions()
 ) -> list[dict[str, Any]]:
     """As templates take them."""
     return [message.as_dict(defaults) for message in messages]

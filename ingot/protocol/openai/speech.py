@@ -1,15 +1,17 @@
 """`POST /v1/audio/speech` and `GET /v1/audio/voices`: the body as OpenAI has it, the fields whose values a
 text-to-speech model sets, and what clients get."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import base64
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 
-from ingot.dataclass import dataclass
 from ingot.engine.speech_request import SpeechEnded, SpeechRequest, TextToSpeechCard
 from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
 from ingot.protocol.pooling import ComputeTiming

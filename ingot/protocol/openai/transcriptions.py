@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
-from ingot.dataclass import dataclass
 from ingot.engine.speech_request import Segment, SpeechTask, TranscribedToken, TranscriptionEnded, TranscriptionRequest
 from ingot.errors import BadMedia, BadRequest, Unsupported
 from ingot.media.audio import AudioFile

@@ -1,10 +1,12 @@
 """The input items of a response on the wire, and the conversation that they make up."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest
 from ingot.media.images import ImageFile
 from ingot.media.items import RequestImage, RequestMedia, RequestPdf, RequestVideo

@@ -10,12 +10,11 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 from msgspec import UNSET, Struct, structs
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import (
     CallArguments,
     CallBegan,

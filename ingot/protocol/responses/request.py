@@ -1,18 +1,19 @@
 """`POST /v1/responses` and the queries of `/v1/responses/{id}`: OpenAI's fields, and the task that a body becomes
 together with the responses before it."""
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
+
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from ingot.dataclass import dataclass
 from ingot.engine.request import Sampling
 from ingot.errors import BadRequest, Unsupported
 from ingot.protocol.chat.answers import AnswerHead, GenerationTask, IgnoredNote, PromptSource

@@ -4,13 +4,13 @@ Models know only functions. A custom tool is shown as a function of one text, th
 server with its name as a prefix; `Toolbox` finds the tool that was called.
 """
 
+# ruff: noqa: RUF009  (`accepts` and its like are dataclasses.field with a kind in its metadata)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Unsupported, nearest_name
 from ingot.protocol.chat.ask import (
     ABOUT_STRICT,

@@ -12,10 +12,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.schema.bounds import UNKNOWN_FIELDS, IntRange, Range
 from ingot.protocol.terms import NO_TERMS, Terms
@@ -288,9 +287,6 @@ class Anything(FieldKind):
         return "an object" if self.type is dict else "any value"
 
 
-ANYTHING: Final = Anything()
-
-
 @dataclass(frozen=True, slots=True)
 class Either(FieldKind):
     """The first of `kinds` that admits the value parses it."""
@@ -354,7 +350,7 @@ class HintField(FieldKind):
     harmless: tuple[Any, ...]
     kind: FieldKind
 
-    def __init__(self, *harmless: Any, kind: FieldKind = ANYTHING) -> None:
+    def __init__(self, *harmless: Any, kind: FieldKind = Anything()) -> None:
         object.__setattr__(self, "harmless", harmless)
         object.__setattr__(self, "kind", kind)
 

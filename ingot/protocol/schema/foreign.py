@@ -10,9 +10,9 @@ A field in no table is ignored and named in the receipt, unless it is a misspell
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.protocol.schema.fields import FieldKind, HintField, Refused
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, UnknownField
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.bounds import TEMPLATE_NUMBER, TEMPLATE_TEXT_CHARS, IntRange, Range

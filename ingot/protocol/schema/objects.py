@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, UnknownField, Unsupported
 from ingot.protocol.chat.media import MediaPartKind
 from ingot.protocol.schema.bounds import FIELD_NAME_CHARS, PARTS

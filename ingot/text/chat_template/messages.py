@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Unsupported
 from ingot.media.items import PlacedMedia
 from ingot.text.chat_template.sandbox import TemplateHistory

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from types import GeneratorType
 from typing import Any, cast
@@ -28,7 +29,6 @@ from jinja2.sandbox import SandboxedEnvironment
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import pass_environment
 
-from ingot.dataclass import dataclass
 from ingot.text.cancellation import checkpoint
 
 _MIB = 1 << 20

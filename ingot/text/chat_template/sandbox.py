@@ -18,6 +18,7 @@ import secrets
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from jinja2 import nodes
@@ -30,7 +31,6 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from ingot.dataclass import dataclass
 from ingot.text.chat_template.render_limits import FILTERS, FUNCTIONS, OPERATORS, TESTS, bound_method, current_budget
 from ingot.text.chat_template.traits import REASONING_KEYS
 

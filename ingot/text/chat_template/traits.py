@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
-
-from ingot.dataclass import dataclass
 
 # What a template reads as a message's content: a string, a list of parts, or either to the same effect.
 ContentForm = Literal["text", "parts", "either"]

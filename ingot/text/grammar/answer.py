@@ -7,10 +7,10 @@ matchers at once or one after another. `compose_answer_grammar` puts a request's
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.text.grammar.matcher import CompiledGrammar, GrammarMatcher, GrammarViolated, TokenMask, allows_token
 from ingot.text.grammar.vocabulary import SPACE_BYTES, GrammarVocabulary, allow_token, forbid_token
 from ingot.text.parser.parser import ThinkingStart

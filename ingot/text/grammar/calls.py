@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.grammar.argument_rules import ElementRules, NotationRules, TextParameterRules
 from ingot.text.grammar.json_schema import SchemaScope

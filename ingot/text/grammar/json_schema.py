@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.grammar.lark import (
     EMPTY_RULE,

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import IngotError
 from ingot.text.grammar.compiled import LlguidanceGrammar, LlguidanceMatcher
 from ingot.text.grammar.matcher import GrammarMatcher, TokenMask

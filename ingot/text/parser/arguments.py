@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
-
-from ingot.dataclass import dataclass
 
 UNPARSED_KEY: Final = "_unparsed"
 DEEPEST_ARGUMENTS: Final = 64  # objects that nest deeper are left as text: templates and their filters follow them down

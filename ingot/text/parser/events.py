@@ -9,11 +9,10 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.text.parser.reader import TextReader
 from ingot.text.tool_formats.format import IdStyle
 

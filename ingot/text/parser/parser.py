@@ -22,11 +22,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Literal
 
-from ingot.dataclass import dataclass
 from ingot.text.parser.calls import CallReader
 from ingot.text.parser.events import (
     CallEventEmitter,

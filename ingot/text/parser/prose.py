@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
-from ingot.dataclass import dataclass
 from ingot.text.parser.calls import CallReader
 from ingot.text.parser.events import CallEventEmitter, FormMismatch
 from ingot.text.parser.reader import Steps, TextReader, make_markers

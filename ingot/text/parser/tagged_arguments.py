@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ingot.dataclass import dataclass
 from ingot.text.parser.arguments import (
     ANY_TYPE,
     CONTAINER_TYPES,

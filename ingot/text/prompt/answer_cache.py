@@ -22,12 +22,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
 from typing import Final
 
-from ingot.dataclass import dataclass
 from ingot.text.tokenizer.tokenizer import Tokenizer
 
 MOST_ANSWER_TOKENS: Final = 4_000_000

@@ -20,10 +20,10 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, ContextOverflow, ModelError, Unsupported
 from ingot.media.items import MediaItem, PlacedMedia, TokenSpan
 from ingot.media.layout import ITEM_NUMBER

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from ingot.dataclass import dataclass
 from ingot.text.chat_template.traits import REASONING_KEYS
 from ingot.text.parser.arguments import are_unparsed_arguments, arguments_as_object, arguments_as_text
 

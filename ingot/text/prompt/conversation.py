@@ -10,10 +10,9 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.chat_template.messages import TemplateMessage, content_as_text, media_in_messages, order_messages

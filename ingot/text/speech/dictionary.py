@@ -10,11 +10,10 @@ import lzma
 import re
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
-
-from ingot.dataclass import dataclass
 
 Accent = Literal["us", "gb"]
 

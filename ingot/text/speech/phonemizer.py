@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, Unsupported
 from ingot.text.speech.dictionary import (
     PRIMARY,

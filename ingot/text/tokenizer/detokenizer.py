@@ -14,9 +14,9 @@ from __future__ import annotations
 import codecs
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest
 from ingot.text.tokenizer.length_bounds import BYTE_ALPHABET
 from ingot.text.tokenizer.vocabulary import Vocabulary

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, InputTooLong, ModelError
 from ingot.text.cancellation import checkpoint
 from ingot.text.input_files import read_json_object

@@ -17,6 +17,7 @@ import json
 import string
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,6 @@ from msgspec import Struct
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 
 _CLASSES: Final = tuple(

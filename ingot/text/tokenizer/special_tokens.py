@@ -21,13 +21,13 @@ import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest
 from ingot.text.tokenizer.length_bounds import component_steps
 
@@ -71,9 +71,6 @@ class ControlTokens:
     @property
     def all(self) -> frozenset[str]:
         return self.framing | self.tags
-
-
-NO_CONTROL_TOKENS: Final = ControlTokens()
 
 
 class TokenFinder:
@@ -133,7 +130,7 @@ class ControlTokenQuoting:
     """
 
     def __init__(
-        self, controls: ControlTokens = NO_CONTROL_TOKENS, client_input: Any = (), exempt: Collection[str] = ()
+        self, controls: ControlTokens = ControlTokens(), client_input: Any = (), exempt: Collection[str] = ()
     ) -> None:
         self.trusting = not controls.all  # nothing is quoted: every control token is one, whoever wrote it
         self._user_tokens = token_finder(controls.framing)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ingot.dataclass import dataclass
 from ingot.errors import ModelError
 from ingot.text.chat_template.chat_template import ChatTemplate
 from ingot.text.input_files import read_json_object

@@ -7,10 +7,10 @@ a plain string stands for itself. A `Notation` defines how values are written: J
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from ingot.dataclass import dataclass
 from ingot.text.parser.arguments import ANY_TYPE, JsonTypes
 
 IdStyle = Literal["openai", "mistral", "kimi"]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ingot.dataclass import dataclass
 from ingot.errors import BadRequest, nearest_name
 from ingot.text.parser.events import PastCall, ToolCallArguments, ToolSchema, call_id_maker, merge_events
 from ingot.text.parser.parser import Parser, ThinkingStart

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from ingot.dataclass import dataclass
 from ingot.text.tool_formats.format import (
     JSON,
     Arguments,
