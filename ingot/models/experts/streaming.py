@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
+from statistics import median
 from typing import Any, Final
 
 import mlx.core as mx
@@ -51,6 +52,43 @@ LEARNING: Final = 0.1
 """How much of what is known of a layer's guesses the last one makes up."""
 LEAST_RIGHT: Final = 0.4
 """Guesses that are right less often are not acted on."""
+
+
+TRIAL_PASSES, TRIAL_INTERVAL = 8, 512
+"""Decoding passes that are timed with guesses and as many without, and how many follow the faster way until the next
+trial."""
+FEW_TOKENS: Final = 16
+"""Tokens of a pass that is timed, at most."""
+LEAST_GAIN: Final = 1.02
+"""How many times as fast passes must be with guesses: these take other work's processors and the drive's time."""
+
+
+class GuessTrial:
+    """Whether guessing what the next layer needs makes passes faster on this machine, which is measured: it costs the
+    host time in each layer, and where nearly all experts that are needed are in memory there is little to gain."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.guesses = True
+        self._clock = clock
+        self._began: float | None = None  # when the open pass did, if it is timed
+        self._passes = 0  # timed since the trial began
+        self._seconds: tuple[list[float], list[float]] = ([], [])  # without guesses, and with them
+
+    def begin_pass(self, tokens: int) -> None:
+        """A pass begins, and the one before it has ended."""
+        now, began = self._clock(), self._began
+        self._began = now if tokens <= FEW_TOKENS else None
+        if began is None:
+            return
+        self._passes += 1
+        if self._passes <= 2 * TRIAL_PASSES:
+            self._seconds[self.guesses].append(now - began)
+            self.guesses = self._passes < TRIAL_PASSES
+        if self._passes == 2 * TRIAL_PASSES:
+            without, with_guesses = map(median, self._seconds)
+            self.guesses = without > LEAST_GAIN * with_guesses
+        elif self._passes == 2 * TRIAL_PASSES + TRIAL_INTERVAL:
+            self._passes, self._seconds, self.guesses = 0, ([], []), True
 
 
 class StreamedExperts(nn.Module):
@@ -101,13 +139,13 @@ class ExpertStore:
 
     @property
     def read_ahead(self) -> bool:
-        """Whether the next layer's experts are guessed and read while a layer is computed. Else nothing overlaps:
-        experts are read one after another when they are needed."""
+        """Whether the next layer's experts are guessed and read while a layer is computed, where that is found to be
+        faster. Else nothing overlaps: experts are read one after another when they are needed."""
         return self._read_ahead
 
     @read_ahead.setter
     def read_ahead(self, ahead: bool) -> None:
-        self._read_ahead, self.readers.most = ahead, READERS if ahead else 1
+        self._read_ahead, self.readers.most, self.trial = ahead, READERS if ahead else 1, GuessTrial()
 
     @property
     def share(self) -> float:
@@ -257,6 +295,8 @@ class LayerExperts:
         self._products = products
         if self._weights is None:
             self._weights = self._slot_weights(products)
+        if self.number == 0:
+            self._store.trial.begin_pass(indices.size // indices.shape[-1])
         following = self._following()
         ahead = [] if following is None or following.guess is None else [following.guess(x).astype(mx.int32)]
         choice = indices.astype(mx.int32)
@@ -288,7 +328,8 @@ class LayerExperts:
     def _following(self) -> LayerExperts | None:
         """The next layer, if its experts are to be guessed."""
         layers, number = self._store.layers, self.number + 1
-        following = layers[number] if self._store.read_ahead and number < len(layers) else None
+        guesses = self._store.read_ahead and self._store.trial.guesses
+        following = layers[number] if guesses and number < len(layers) else None
         if following is None or following.guess is None or following._weights is None:
             return None
         return None if following.slots.count == following.slots.slot_of.size else following

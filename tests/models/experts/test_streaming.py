@@ -14,8 +14,10 @@ import pytest
 
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import ModelAdapter
+from ingot.models.experts import streaming
 from ingot.models.experts.files import READERS, WeightsUnreadable, read_bytes
 from ingot.models.experts.slots import NOWHERE
+from ingot.models.experts.streaming import FEW_TOKENS, TRIAL_INTERVAL, TRIAL_PASSES, GuessTrial
 from tests.kernels.gpu.host_copies import host_copies
 from tests.launches import computed, decoded, prompt_logits
 from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
@@ -84,7 +86,8 @@ def test_reads_past_the_page_cache_bring_the_same_experts(packing: str, tmp_path
     adapter.close()
 
 
-def test_what_the_next_layer_needs_is_read_before(tmp_path: Path) -> None:
+def test_what_the_next_layer_needs_is_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "TRIAL_PASSES", 100)
     folder = saved("qwen3_moe", tmp_path, calm=True)
     found = []
     for read_ahead in (True, False):
@@ -251,3 +254,24 @@ def test_a_drive_that_does_not_answer_is_not_waited_for_for_ever(
     threading.Timer(0.2, answers.set).start()
     assert mx.array_equal(prompt_logits(adapter, PROMPT), prompt_logits(whole, PROMPT))
     assert others
+
+
+@pytest.mark.parametrize(("with_guesses", "without", "pays"), [(2.0, 3.0, True), (3.0, 2.0, False), (2.0, 2.0, False)])
+def test_guesses_are_made_where_passes_were_measured_to_be_faster_with_them(
+    with_guesses: float, without: float, pays: bool
+) -> None:
+    now = 0.0
+    trial = GuessTrial(lambda: now)
+    for number in range(1 + 2 * TRIAL_PASSES):
+        trial.begin_pass(1)
+        now += 100.0 if number == 3 else with_guesses if trial.guesses else without  # a server is idle at times
+    assert trial.guesses == pays
+    for _ in range(TRIAL_INTERVAL - 1):
+        trial.begin_pass(1)
+        assert trial.guesses == pays
+    trial.begin_pass(1)
+    assert trial.guesses  # and another trial begins
+    trial.begin_pass(FEW_TOKENS + 1)
+    for _ in range(3 * TRIAL_PASSES):
+        trial.begin_pass(FEW_TOKENS + 1)  # a prompt's passes say nothing
+    assert trial.guesses
