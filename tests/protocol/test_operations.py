@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import import_module
 from typing import get_args
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from ingot.config import KINDS
 from ingot.errors import Unavailable
-from ingot.http.endpoints.table import WORKS
+from ingot.http.app import SHARED_WORKS
 from ingot.http.streaming import FRAMINGS, framing_of
 from ingot.protocol.errors import error_body, error_event
 from ingot.protocol.operations import OPERATIONS, WIRES, FramingName, Operation, Wire, Work, load, operation_at, wire_at
@@ -21,7 +22,7 @@ rows = pytest.mark.parametrize("row", [pytest.param(each, id=each.name) for each
 @rows
 def test_a_row_says_who_answers_and_what_goes_in_and_out(row: Operation) -> None:
     assert row.kind in {*KINDS, "any", "server"}
-    assert row.work in WORKS or row.work == "own"
+    assert row.work in SHARED_WORKS or row.work == "own"
     assert (row.reader is not None) == (row.work != "own")
     assert (row.shape.body is not None) == (row.takes in ("json", "form"))
     assert row.shape.answer is not None or row.shape.media or row.shape.texts
@@ -46,6 +47,11 @@ def test_a_stream_is_framed_as_its_protocol_frames_streams(row: Operation) -> No
     assert framing_of(row).media_type == FRAMINGS[row.framing].media_type
 
 
+def test_endpoints_that_operations_share_are_there() -> None:
+    for module, name in SHARED_WORKS.values():
+        assert callable(getattr(import_module(f"ingot.http.endpoints.{module}"), name))
+
+
 def test_no_two_rows_are_alike() -> None:
     assert max(Counter(row.name for row in OPERATIONS).values()) == 1
     assert max(Counter((row.method, row.path) for row in OPERATIONS).values()) == 1
@@ -54,7 +60,7 @@ def test_no_two_rows_are_alike() -> None:
 
 
 def test_every_way_of_work_and_of_framing_is_known_and_used() -> None:
-    assert {row.work for row in OPERATIONS} == {*WORKS, "own"} == set(get_args(Work))
+    assert {row.work for row in OPERATIONS} == {*SHARED_WORKS, "own"} == set(get_args(Work))
     assert {row.framing for row in OPERATIONS} == FRAMINGS.keys() == set(get_args(FramingName))
 
 
