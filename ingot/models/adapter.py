@@ -334,9 +334,10 @@ def load_model_adapter(
             deterministic=deterministic,
         )
         adapted = replace(adapted, lossy=lossy, experts=streamed)
-        if streamed is not None:  # which experts are in memory is decided between layers
+        if streamed is not None:  # which experts are in memory is decided between layers: steps are not compiled
             streamed.read_ahead = expert_memory is not None and expert_memory.read_ahead
-            return replace(adapted, steps=None, notes=(*adapted.notes, expected_speed(adapted, streamed)))
+            adapted = replace(adapted, steps=None)
+            return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:
         return replace(adapted, steps=None)
     if can_compile_steps(device):
