@@ -139,7 +139,7 @@ def predicted_bytes(footprint: Footprint, part: PassPart) -> int:
 class LayerBeside(nn.Module):
     """A head that is one layer, with as many heads of keys as of queries."""
 
-    name, sees, weight_bytes = "layer", False, 0
+    name, sees, kv, weight_bytes = "layer", False, "pairs", 0
     size: int = READ["hidden_size"]
     kv_heads: int = READ["num_attention_heads"]
 

@@ -363,7 +363,7 @@ class DecodeGraphs:
         storages = [layer.storage for layer in context.layers.values()]
         before = [*{id(token): token for token in (storage.token for storage in storages)}.values()]
         after = before[0] if len(before) == 1 else mx.concatenate(before)
-        for group, addresses in dict(each for key in keys for each in self._addresses_for(key)).items():
+        for group, addresses in dict.fromkeys(each for key in keys for each in self._addresses_for(key)):
             after = addresses.store(self.stage.run, context.storages(group), after)
         return after
 

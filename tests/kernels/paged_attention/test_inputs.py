@@ -36,7 +36,7 @@ def kernel_text(name: str, prelude: Prelude, slabs: int) -> KernelText:
 def _defined(prelude: str) -> set[str]:
     """What kernels may use of a prelude; how the emulator does it stands in a namespace of its own."""
     text = re.sub(
-        r"namespace emulator \{.*\}  // namespace emulator",
+        r"namespace emulator \{.*?\}  // namespace emulator",
         "",
         (SOURCE / f"prelude_{prelude}.h").read_text(),
         flags=re.S,
@@ -45,7 +45,7 @@ def _defined(prelude: str) -> set[str]:
     found = set(re.findall(r"#define (\w+)", text)) | set(re.findall(r"^typedef \w+ (\w+);", text, re.M))
     return (
         found
-        | set(re.findall(r"^(?:INLINE|inline) \w+ (\w+)\(", text, re.M))
+        | set(re.findall(r"^(?:INLINE|MERGED|inline) \w+ (\w+)\(", text, re.M))
         | set(re.findall(r"^struct (Brain)", text, re.M))
     )
 

@@ -33,7 +33,7 @@ from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.kv_codec import with_kv_codec
-from ingot.models.layers import decode_graph
+from ingot.models.layers import decode_graph, graph_layers
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
@@ -584,7 +584,7 @@ def test_a_token_has_the_experts_that_its_mixture_chooses(kind: str) -> None:
 
 
 def test_a_router_that_wavers_keeps_no_model_from_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_graph, "MOST_ROUNDING", 0.0)
+    monkeypatch.setattr(graph_layers, "MOST_ROUNDING", 0.0)
     fixed, run = [], decode_graph.DecodeGraphs._difference_from_layers
 
     def wavering(self: DecodeGraphs, *given: Any) -> str | None:
@@ -635,9 +635,9 @@ def test_a_graph_may_differ_by_what_rounding_does_to_the_layers_themselves(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of many layers does."""
-    monkeypatch.setattr(decode_graph, "MOST_APART", 1e-9)
+    monkeypatch.setattr(graph_layers, "MOST_APART", 1e-9)
     assert stacked(adapted(kind)).refusal is None
-    monkeypatch.setattr(decode_graph, "MOST_ROUNDING", 1e-9)
+    monkeypatch.setattr(graph_layers, "MOST_ROUNDING", 1e-9)
     assert "they differ by" in str(stacked(adapted(kind)).refusal)
 
 
@@ -701,7 +701,7 @@ def test_a_part_without_kernels_is_computed_between_graphs(kind: str, monkeypatc
     nn.quantize(model, 32, class_predicate=lambda path, _: "switch_mlp." in path and experts.get(path.split(".")[-1]))
     adapter = adapt_model(model, config, engines.GPU)
     stack, found = stacked(adapter), []
-    assert stack.refusal is None and [type(run) for run in stack._parts.runs] == runs
+    assert stack.refusal is None and [type(run) for run in stack.parts.runs] == runs
     assert any(part in note and "between graphs, slower" in note for note in adapter.notes)
     for plainly in (False, True):
         if plainly:

@@ -19,8 +19,6 @@ float expf(float), exp2f(float), fmaf(float, float, float), fmaxf(float, float),
 #define SHARED
 #define LOCAL
 #define INLINE inline
-#define QUICK __attribute__((noinline, optimize("O2")))
-#define MERGED __attribute__((always_inline)) inline
 #define SHARED_FLOATS(name, count) float* name = emulator::shared(__LINE__, count)
 #define AFTER_OTHERS() {}
 #define CONSTANT static constexpr
@@ -43,6 +41,9 @@ struct float4 {
 static void kernel_body();
 
 namespace emulator {
+
+#define QUICK __attribute__((noinline, optimize("O2")))
+#define MERGED __attribute__((always_inline)) inline
 
 constexpr int WARP = 32, MOST_THREADS = 1024;
 constexpr size_t STACK = 256 * 1024;
