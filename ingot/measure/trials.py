@@ -17,11 +17,9 @@ from ingot.kernels.packed_matmul.kernels import MXFP8, PackedFormat
 from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_number
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
-from ingot.kernels.recurrent.gated_delta import DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import MixerShape, entering, random_weights, recurrent_kernels
-from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.upstream import QuantizedSwitchLinear, SwiGLU, SwigluOAI, SwitchGLU, import_upstream
 
 PAGE, SLABS = 64, 4
