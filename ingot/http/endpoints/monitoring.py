@@ -23,8 +23,7 @@ from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.model_registry import ModelRegistry
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
-from ingot.observe.metrics import CONTENT_TYPE, Metric
-from ingot.observe.recent_requests import RecentByTenant
+from ingot.observe.metrics import CONTENT_TYPE, Metric, RecentByTenant
 from ingot.protocol.ingot_api.cache import CacheTreeBody
 from ingot.protocol.ingot_api.metrics import (
     generating_model_metrics,

@@ -14,8 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.request import Ended, Failed, ModelCard, Phase, RequestStatus
 from ingot.engine.status import Health
 from ingot.errors import Cancelled
-from ingot.observe.metrics import EngineMetrics, ExpertStats, SpeculationMetrics
-from ingot.observe.recent_requests import RequestSpan
+from ingot.observe.metrics import EngineMetrics, ExpertStats, RequestSpan, SpeculationMetrics
 from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody
 from ingot.protocol.errors import ErrorBody, ErrorDetail
 
