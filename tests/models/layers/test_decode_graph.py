@@ -23,6 +23,7 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.records import restore_row, take_record
+from ingot.engine.admission import load_lora
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.decode_graph import capture
 from ingot.kernels.gpu.emulator import Emulator
@@ -41,7 +42,6 @@ from ingot.models.layers.graph_layers import GraphRun, OwnBlock, OwnLayer
 from ingot.models.layers.graph_parts import MoePart
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
-from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
 from tests.memory import pretended
 from tests.models.lora.made import matrices, shapes, write_mlx
