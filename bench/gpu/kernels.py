@@ -16,8 +16,7 @@ from ingot.kernels.paged_attention.shapes import AttentionShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import MixerShape
-from ingot.measure.subjects import work_seconds
-from ingot.measure.trials import PagedTrial, RecurrentTrial
+from ingot.measure.subjects import PagedTrial, RecurrentTrial, work_seconds
 
 ROUNDS = 5
 

@@ -28,8 +28,16 @@ from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvSha
 from ingot.kernels.recurrent.selfcheck import MixerShape, check_recurrent_kernels
 from ingot.kernels.sampling import check_sampling, sample_tokens
 from ingot.kernels.selfcheck import BOUNDS, first_wrong
-from ingot.measure.subjects import Pair, Subject, WrongKernel
-from ingot.measure.trials import Mixture, MixtureTrial, PagedTrial, RecurrentTrial, drawn_parts
+from ingot.measure.subjects import (
+    Mixture,
+    MixtureTrial,
+    PagedTrial,
+    Pair,
+    RecurrentTrial,
+    Subject,
+    WrongKernel,
+    drawn_parts,
+)
 from ingot.upstream import import_upstream
 
 DTYPE = mx.bfloat16
