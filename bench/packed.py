@@ -38,7 +38,7 @@ from ingot.kernels.packed_matmul.kernels import (
     UnpackScratch,
     make_scratch,
 )
-from ingot.measure.trials import Mixture, MixtureTrial, drawn_parts
+from ingot.measure.subjects import Mixture, MixtureTrial, drawn_parts
 
 SHAPES = "6144x4096,4096x4096,28672x4096,4096x14336,128256x4096"
 CUTS = (

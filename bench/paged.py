@@ -28,8 +28,7 @@ from ingot.kernels.paged_attention.inputs import PAGE_LIMIT, KernelRows
 from ingot.kernels.paged_attention.selfcheck import plain_attention
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, MatrixTuning
 from ingot.kernels.selfcheck import BOUNDS
-from ingot.measure.subjects import work_seconds
-from ingot.measure.trials import PAGE, PagedTrial
+from ingot.measure.subjects import PAGE, PagedTrial, work_seconds
 
 SHAPES = "32/8x128,16/2x256,64/8x128,32/4x128,64/4x128,14/2x64,32/32x128,24/8x80"
 MATRIX_SHAPES = "32/8x128,16/2x256"

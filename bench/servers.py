@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from ingot.cli.client import ServerClient, ServerError
-from ingot.cli.peers.processes import Running, free_port, process_running, ready_url, wait_until_ready
+from ingot.cli.peers.processes import (
+    Running,
+    end_process,
+    free_port,
+    ready_url,
+    start_process,
+    wait_until_ready,
+)
 
 ROOT = Path(__file__).parent.parent
+
+
+@contextmanager
+def process_running(
+    command: Sequence[str], log: Path, more: Mapping[str, str] = MappingProxyType({}), folder: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """For as long as the block lasts."""
+    process = start_process(command, log, more, folder=folder)
+    try:
+        yield process
+    finally:
+        end_process(process)
 
 
 @contextmanager

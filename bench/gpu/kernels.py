@@ -13,13 +13,10 @@ from bench.gpu.scale import Scale
 from ingot.kernels.device import current_device
 from ingot.kernels.paged_attention.inputs import order_after
 from ingot.kernels.paged_attention.shapes import AttentionShape
-from ingot.kernels.recurrent.gated_delta import DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import MixerShape
-from ingot.kernels.recurrent.short_conv import ShortConvShape
-from ingot.measure.subjects import work_seconds
-from ingot.measure.trials import PagedTrial, RecurrentTrial
+from ingot.measure.subjects import PagedTrial, RecurrentTrial, work_seconds
 
 ROUNDS = 5
 

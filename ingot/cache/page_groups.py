@@ -68,7 +68,7 @@ StorageKind = TypeVar("StorageKind", bound=PoolStorage)
 class PagePool(Generic[StorageKind]):
     """Memory for pages of one form, in all layers of a group: slabs, or one reserved array."""
 
-    def __init__(self, slots: PageAllocator | PageSlots, token_bytes: int = 0) -> None:
+    def __init__(self, slots: PageSlots, token_bytes: int = 0) -> None:
         """`token_bytes` are the bytes of a token in all layers, if they are known before anything is written."""
         self.slots, self._token_bytes = slots, token_bytes
         self.storages: list[StorageKind] = []

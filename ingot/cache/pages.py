@@ -37,26 +37,13 @@ class PageCopy(NamedTuple):
     coded: bool = False
 
 
-class PageAllocator:
-    """The pages of one group of layers. The lowest free page is allocated first, so that the last ones become free."""
+class PageSlots:
+    """Slots for pages in one kind of memory. The lowest free slot is allocated first, so that the last become free."""
 
-    def __init__(self, forms: PageForms | None = None) -> None:
-        """`forms` have the pages' slots, where pages may be coded."""
-        self.forms = forms
+    def __init__(self) -> None:
         self._free: list[int] = []
-        self._by_rows: list[int] = []  # how many running rows hold each page
-        self._by_records: list[int] = []
-        self._charged: list[int] = []  # how many of those records are charged for it: one, except for a moment
-        self._written: list[int] = []  # how many tokens of each are written
-        self.running = 0  # pages that some row holds
-        self.kept = 0  # pages that some record holds
-        self.both = 0
-        self.uncharged = 0  # pages that records hold and none is charged for, as the one that was is gone
+        self.made = 0
         self.taken = 0  # allocations so far
-
-    @property
-    def made(self) -> int:
-        return len(self._written)
 
     @property
     def used(self) -> int:
@@ -65,6 +52,47 @@ class PageAllocator:
     @property
     def free(self) -> Sequence[int]:
         return self._free
+
+    @property
+    def occupied(self) -> int:
+        """Slots up to the last one in use."""
+        free, last = set(self._free), self.made
+        while last and last - 1 in free:
+            last -= 1
+        return last
+
+    def take(self) -> int:
+        self.taken += 1
+        if self._free:
+            return heapq.heappop(self._free)
+        self.made += 1
+        return self.made - 1
+
+    def give(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
+
+    def trim(self, made: int) -> None:
+        """Forget the slots from number `made` on, which are free."""
+        self._free = [slot for slot in self._free if slot < made]
+        heapq.heapify(self._free)
+        self.made = made
+
+
+class PageAllocator(PageSlots):
+    """The pages of one group of layers."""
+
+    def __init__(self, forms: PageForms | None = None) -> None:
+        """`forms` have the pages' slots, where pages may be coded."""
+        super().__init__()
+        self.forms = forms
+        self._by_rows: list[int] = []  # how many running rows hold each page
+        self._by_records: list[int] = []
+        self._charged: list[int] = []  # how many of those records are charged for it: one, except for a moment
+        self._written: list[int] = []  # how many tokens of each are written
+        self.running = 0  # pages that some row holds
+        self.kept = 0  # pages that some record holds
+        self.both = 0
+        self.uncharged = 0  # pages that records hold and none is charged for, as the one that was is gone
 
     def take(self) -> int:
         """An empty page, held by one row."""
@@ -81,15 +109,13 @@ class PageAllocator:
         return page
 
     def _allocate(self, written: int) -> int:
-        if not self._free:
-            self._free.append(self.made)
+        page = super().take()
+        if page == len(self._written):
             for count in (self._by_rows, self._by_records, self._charged, self._written):
                 count.append(0)
-        page = heapq.heappop(self._free)
         self._written[page] = written
         self._by_rows[page] = 1
         self.running += 1
-        self.taken += 1
         return page
 
     def hold(self, pages: Iterable[int], *, cached: bool) -> None:
@@ -108,7 +134,7 @@ class PageAllocator:
             if not mine[page]:
                 self._changed(-1, cached=cached, shared=theirs[page] > 0)
                 if not theirs[page]:
-                    heapq.heappush(self._free, page)
+                    self.give(page)
                     if self.forms is not None:
                         self.forms.end(page)
                     continue
@@ -186,19 +212,11 @@ class PageAllocator:
         self._written[page] = end
 
     def trim(self, made: int) -> None:
-        """Forget the pages from number `made` on, which are free."""
-        self._free = [page for page in self._free if page < made]
-        heapq.heapify(self._free)
+        super().trim(made)
         for count in (self._by_rows, self._by_records, self._charged, self._written):
             del count[made:]
         if self.forms is not None:
             self.forms.trim(made)
-
-    @property
-    def occupied(self) -> int:
-        """Pages up to the last one in use."""
-        used = (page for page in range(self.made - 1, -1, -1) if self._by_rows[page] or self._by_records[page])
-        return next(used, -1) + 1
 
     def check(self) -> None:
         free = {page for page in range(self.made) if not self._by_rows[page] and not self._by_records[page]}
@@ -336,47 +354,6 @@ def join_tables(pages: PageAllocator, tables: Iterable[PageTable], begin: int, e
 
 
 NO_SLOT: Final = -1
-
-
-class PageSlots:
-    """Slots for pages in one kind of memory. The lowest free slot is allocated first, so that the last become free."""
-
-    def __init__(self) -> None:
-        self._free: list[int] = []
-        self.made = 0
-        self.taken = 0  # allocations so far
-
-    @property
-    def used(self) -> int:
-        return self.made - len(self._free)
-
-    @property
-    def free(self) -> Sequence[int]:
-        return self._free
-
-    @property
-    def occupied(self) -> int:
-        """Slots up to the last one in use."""
-        free, last = set(self._free), self.made
-        while last and last - 1 in free:
-            last -= 1
-        return last
-
-    def take(self) -> int:
-        self.taken += 1
-        if self._free:
-            return heapq.heappop(self._free)
-        self.made += 1
-        return self.made - 1
-
-    def give(self, slot: int) -> None:
-        heapq.heappush(self._free, slot)
-
-    def trim(self, made: int) -> None:
-        """Forget the slots from number `made` on, which are free."""
-        self._free = [slot for slot in self._free if slot < made]
-        heapq.heapify(self._free)
-        self.made = made
 
 
 class PageForms:

@@ -189,7 +189,6 @@ def choose_action(command: str, actions: Mapping[str, str], arguments: Sequence[
 def add_settings(
     parser: CommandParser,
     sections: Iterable[str] = SETTING_SECTIONS,
-    leave_out: Collection[str] = (),
     *,
     names: Collection[str] = (),
     first: Sequence[str] = (),
@@ -197,11 +196,7 @@ def add_settings(
     """A flag for each setting of these sections or names, in the settings' order and sections, and `--config`. Those
     named in `first` come first, in a section of their own. A command's own flag of the same name takes precedence."""
     wanted = set(sections)
-    chosen = [
-        option
-        for option in SETTINGS.values()
-        if (option.section in wanted or option.name in names) and option.name not in leave_out
-    ]
+    chosen = [option for option in SETTINGS.values() if option.section in wanted or option.name in names]
     for option in sorted(chosen, key=lambda option: first.index(option.name) if option.name in first else len(first)):
         parser.settings.add(option.name)
         if option.positional is None and option.flag not in parser.flags:

@@ -32,7 +32,7 @@ from types import FrameType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ingot.agents.clients import AGENTS, CLIENT_TIMEOUT_S, Agent, ClientStart, Endpoint, agent_by_name
+from ingot.agents import AGENTS, CLIENT_TIMEOUT_S, Agent, ClientStart, Endpoint, agent_by_name
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.flags import LOCAL_SECTIONS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import SETTINGS, Settings

@@ -1,5 +1,9 @@
 """`ingot models`, `ingot pull`, `ingot convert` and `ingot rm`: list the models that are here or can be fetched by
-name, fetch one, quantise its weights, and remove what was fetched or converted."""
+name, fetch one, quantise its weights, and remove what was fetched or converted.
+
+`ingot models --recommend` lists those of the table of short names that this machine has memory for, by task; `ingot
+serve` prints a line about them where it was given no model.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,28 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from ingot.cli.flags import MODEL_FILE_SETTINGS, CommandParser, add_settings, settings_from_arguments
 from ingot.config import Settings
+from ingot.config.checks import memory_bytes
 from ingot.errors import ConfigError, ModelError
+from ingot.extras import extras_command, missing_packages
 from ingot.models.files.gguf_files import REFERENCES_FILE
+from ingot.models.files.short_names import TASKS, Task
+from ingot.quantities import format_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRevisionInfo
 
+    from ingot.engine.loading.recommend import Recommendation
+    from ingot.kernels.device import Device
     from ingot.models.files.model_store import StoredModel
     from ingot.models.memory_needs import MemoryNeeds
+
 
 WEIGHT_FILES: Final = ("model*.safetensors", "kokoro*.safetensors", REFERENCES_FILE)
 ABOUT_MODELS = "List the models that are here, and those that can be fetched by name."
@@ -58,8 +69,6 @@ def run_models(arguments: list[str]) -> int:
     settings = settings_from_arguments(namespace).settings
     folder = settings.models_dir
     if {"recommend", "memory"} & vars(namespace).keys():
-        from ingot.cli.recommend import print_recommended
-
         print_recommended(settings, as_json="json" in vars(namespace))
         return 0
     listed = [_with_memory(model) for model in (*list_packaged(folder), *list_local(folder), *list_hub_cache())]
@@ -382,3 +391,83 @@ def _confirmed(found: list[RemovableModel]) -> bool:
     for one in found:
         print(f"{one.description} ({format_bytes(one.size)})")
     return input("Remove? [y/N] ").strip().lower() in ("y", "yes")
+
+
+TASK_EXTRAS: Final[dict[Task, str]] = {"vision": "vision", "audio": "audio"}
+"""The optional packages that a task needs."""
+
+
+def print_recommended(settings: Settings, *, as_json: bool) -> None:
+    from ingot.engine.loading.recommend import recommend_models
+    from ingot.kernels.device import current_device, memory_budget
+
+    device = current_device()
+    other = settings.memory if settings.memory is not None and "%" not in settings.memory else None
+    budget = memory_budget(device, settings.memory) if other is None else memory_bytes(other, total=1 << 62)
+    found = recommend_models(budget, device.kind)
+    if as_json:
+        about = {"device": device.name, "kind": device.kind, "memory_budget": budget}
+        print(json.dumps({**about, "models": [asdict(each) for each in found]}, indent=2))
+    else:
+        print(_format_recommended(found, device, budget))
+
+
+def _format_recommended(found: Sequence[Recommendation], device: Device, budget: int) -> str:
+    memory = {"metal": "unified memory", "cuda": "GPU memory", "cpu": "memory"}[device.kind]
+    lines = [f"{device.name}: models may take {format_bytes(budget)} of {memory} (--memory changes that)"]
+    if budget > device.memory:
+        lines = [f"{device.name} with {format_bytes(budget)} of {memory}, which is more than this machine has"]
+    slow = "; those whose tokens would take long on a CPU are left out" if device.kind == "cpu" else ""
+    width = max((len(each.command) for each in found), default=0)
+    for task, (words, _) in TASKS.items():
+        rows = [each for each in found if each.task == task]
+        extra = TASK_EXTRAS.get(task)
+        needs = f" (after `{extras_command(extra)}`)" if extra is not None and missing_packages(extra) else ""
+        lines += ["", f"{words}{needs if rows else ': nothing that is known by a short name fits'}"]
+        lines += [f"  {_format_row(each, width)}" for each in rows]
+    if found:
+        lines += ["", f"The best of each kind comes first{slow}. All are 4-bit unless they are small."]
+    return "\n".join(lines)
+
+
+def _format_row(each: Recommendation, width: int) -> str:
+    active = f" ({each.active:g}B a token)" if each.active != each.parameters else ""
+    size = f"{each.parameters:g}B{active}" if each.parameters >= 1 else f"{each.parameters * 1000:g}M"
+    context = f"context {each.context:,}" if each.context else ""
+    return f"{each.command:<{width}}  {size:<20}  {format_bytes(each.download_bytes):>8}  {context}".rstrip()
+
+
+def offer_models(settings: Settings, budget: int, device: str) -> str | None:
+    """What to tell a user who started a server without naming a model: the best chat models that fit, where they can be
+    fetched. Takes as long as the hub takes to be reached."""
+    from ingot.engine.loading.recommend import recommend_models
+
+    chat = [each for each in recommend_models(budget, device) if each.task == "chat"][:OFFERED]
+    if not chat or settings.offline or not hub_answers():
+        return None
+    named = " or ".join(f"`{each.command}` ({format_bytes(each.download_bytes)} to fetch)" for each in chat)
+    return f"tip: {settings.model} is small, and this machine has memory for more: {named}; `ingot models --recommend`"
+
+
+OFFERED: Final = 2
+
+
+HUB_ANSWERS_S: Final = 1.0
+
+
+def hub_answers() -> bool:
+    """Whether the hub can be reached, by a connection and no more."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE  # the user's own settings for the hub
+
+    address = urlsplit(ENDPOINT)
+    if HF_HUB_OFFLINE or address.hostname is None:
+        return False
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), HUB_ANSWERS_S).close()
+    except OSError:
+        return False
+    return True

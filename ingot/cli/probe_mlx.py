@@ -57,7 +57,7 @@ def _check_gated_delta(here: Device) -> str | None:
     """The same for the gated delta rule, with Qwen's shape."""
     import mlx.core as mx
 
-    from ingot.kernels.recurrent.gated_delta import DeltaShape
+    from ingot.kernels.recurrent.mixers import DeltaShape
     from ingot.kernels.recurrent.selfcheck import check_recurrent_kernels
 
     return check_recurrent_kernels(

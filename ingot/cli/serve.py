@@ -106,7 +106,7 @@ def run_serve(arguments: list[str]) -> int:
     config = read_settings()
     entries = model_entries(config.settings, model_kind)
     if "print_config" in vars(namespace):
-        from ingot.cli.show_config import format_config
+        from ingot.cli.show import format_config
 
         print(format_config(config))
         return 0
@@ -173,6 +173,21 @@ def require_folders(entries: Sequence[ModelEntry]) -> None:
             folder_secret(folder, key_file)
 
 
+def _make_fleet(
+    entries: Sequence[ModelEntry],
+    loader: ModelLoader,
+    models: Sequence[tuple[ModelEntry, ModelEngine]],
+    settings: Settings,
+) -> Fleet:
+    """Of the resident `models`, which are loaded, or of those that are loaded on demand."""
+    from ingot.engine.fleet import Fleet
+
+    if models:
+        return Fleet.of_resident(models)
+    stays_s, waits_s = settings.min_residency_s, settings.swap_wait_s
+    return Fleet(entries, loader, loader.memory, min_residency_s=stays_s, swap_wait_s=waits_s)
+
+
 def _serve_rank(settings: Settings, here: RankConfig, settings_again: Callable[[], Settings]) -> None:
     """A process of several that run one model: the first serves, the others do what it says."""
     from ingot.distributed.heartbeat import start_heartbeats
@@ -199,7 +214,6 @@ def _serve_fleet(
     offers: bool = False,
 ) -> None:
     """Until the first interrupt, which lets running requests finish; a second one leaves at once."""
-    from ingot.engine.fleet import Fleet
     from ingot.engine.loading.model_loader import ModelLoader
     from ingot.http.app import ENDPOINTS, build_fleet_app, import_in_background
     from ingot.http.server import make_app_server
@@ -236,14 +250,7 @@ def _serve_fleet(
                 threading.Thread(target=_print_offer, args=(settings, loader), name="ingot-offer", daemon=True).start()
 
         try:
-            if models:
-                fleet = Fleet.of_resident(models)
-            else:
-                fleet = Fleet(
-                    *(entries, loader, loader.memory),
-                    min_residency_s=settings.min_residency_s,
-                    swap_wait_s=settings.swap_wait_s,
-                )
+            fleet = _make_fleet(entries, loader, models, settings)
             app = build_fleet_app(fleet, loader.health, settings)
             server = make_app_server(app, settings, print_ready, listener, settings_again)
             server.leave = exit_at_once
@@ -268,7 +275,7 @@ def _serve_fleet(
 
 def _print_offer(settings: Settings, loader: ModelLoader) -> None:
     """On a terminal where no model was named: which ones fit. Nobody is asked, and nothing waits for it."""
-    from ingot.cli.recommend import offer_models
+    from ingot.cli.models import offer_models
 
     if (offer := offer_models(settings, loader.memory, loader.device_kind)) is not None:
         print(offer, flush=True)

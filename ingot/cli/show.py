@@ -1,6 +1,9 @@
 """`ingot show MODEL`: what a model is and can do, by its files, or by the table of short names where it is not here.
 
 Weights are not read: parameters are counted from the headers of their files.
+
+`ingot serve --print-config` shows every setting with its value, its origin and its help text. That output is itself a
+valid settings file. Settings without a value, and secrets, are comments.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ingot.cli.flags import CommandParser, add_settings, settings_from_arguments
-from ingot.config import Settings
+from ingot.config import SETTINGS, Config, Setting, Settings
 from ingot.errors import ModelError
 
 if TYPE_CHECKING:
@@ -211,3 +214,51 @@ def _parameters_of(
     own = forms.get(stem) if isinstance(forms, dict) else None
     group = (own if isinstance(own, dict) else forms if isinstance(forms, dict) else {}).get("group_size", 64)
     return math.prod(scales) * int(group)
+
+
+def format_config(config: Config) -> str:
+    lines = [f"# settings file: {config.file or 'none'}"]
+    section = ""
+    for option in SETTINGS.values():
+        if option.section != section:
+            section = option.section
+            lines += ["", f"# -- {section} --"]
+        value = getattr(config.settings, option.name)
+        lines += ["", f"# {option.help}", f"# from: {config.origins[option.name]}", _setting_line(option, value)]
+        if option.name == "override_generation_config":
+            lines += _sampling_lines(config.settings)
+    return "\n".join(lines)
+
+
+def _sampling_lines(settings: Settings) -> list[str]:
+    """The resulting sampling defaults, if the model is on this machine."""
+    from ingot.models.files.locate import local_model_folder
+    from ingot.models.files.packaged import packaged_sampling
+    from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
+    from ingot.text.input_files import read_generation_config
+
+    folder = local_model_folder(settings.model, settings)
+    folder = folder if folder is not None and folder.is_dir() else None
+    if folder is None and settings.generation_config == "auto":
+        return []
+    from_package = packaged_sampling(folder) if folder is not None else {}
+    recommended = read_generation_config(settings.generation_config, folder or Path(), from_package)
+    defaults = sampling_body(sampling_defaults(recommended, settings.override_generation_config))
+    return [f"# default sampling parameters: {_as_toml(defaults) if defaults else 'none, plain sampling'}"]
+
+
+def _setting_line(option: Setting, value: Any) -> str:
+    if value is None:
+        return f"# {option.name} is not set"
+    if option.secret:
+        return f"# {option.name} is set and not shown"
+    return f"{option.name} = {_as_toml(value)}"
+
+
+def _as_toml(value: Any) -> str:
+    # JSON's strings, numbers, booleans and lists of strings are valid TOML.
+    if isinstance(value, Path):
+        return json.dumps(str(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_as_toml(each)}" for name, each in value.items()) + "}"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 
 from ingot.config.checks import problem_from
 from ingot.errors import ConfigError, Unavailable
+from ingot.text.input_files import read_text_file
 
 LEAST_KEY_CHARS = 8  # shorter keys are easy to guess
 KEY_DIGEST = re.compile(r"[0-9a-f]{16}")  # the name of a key that has none
@@ -71,12 +72,7 @@ def own_key_problem(key: str) -> str | None:
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """The API keys in a file: a table for each in TOML, else one per line. Raises ConfigError."""
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
+    text = read_text_file(path)
     keys = _read_key_tables(path, text) if path.suffix == ".toml" else _read_key_lines(path, text)
     if not keys:
         raise ConfigError(f"{path} contains no key")

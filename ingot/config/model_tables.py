@@ -67,14 +67,6 @@ def read_model_tables(tables: Mapping[str, Any]) -> dict[str, ModelTable]:
     return {name: _read_table(name, table) for name, table in tables.items()}
 
 
-def model_tables_problem(tables: Mapping[str, Any]) -> str | None:
-    try:
-        read_model_tables(tables)
-    except ConfigError as error:
-        return error.message
-    return None
-
-
 def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
     """The tables of a YAML file, and the memory that it states for all of them. Raises ConfigError."""
     import yaml
@@ -98,14 +90,6 @@ def read_registry(path: Path) -> tuple[dict[str, ModelTable], str | None]:
     if memory is not None and (problem := memory_problem(memory)) is not None:
         raise ConfigError(f"{path}: memory_budget_gb: {problem}")
     return tables, memory
-
-
-def registry_problem(path: Path) -> str | None:
-    try:
-        read_registry(path)
-    except ConfigError as error:
-        return error.message
-    return None
 
 
 def _refuse_policy(path: Path, policy: ContentionPolicy) -> None:

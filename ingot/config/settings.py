@@ -33,15 +33,16 @@ from ingot.config.checks import (
     names_problem,
     origin_problem,
     override_problem,
+    problem_from,
     speculate_problem,
     thinking_problem,
     variables_problem,
 )
 from ingot.config.field import Setting, setting, settings_of
 from ingot.config.keys import key_file_problem, key_problem, own_key_problem
-from ingot.config.model_tables import model_tables_problem, registry_problem
+from ingot.config.model_tables import read_model_tables, read_registry
 from ingot.errors import ConfigError
-from ingot.text.input_files import generation_config_problem, prompt_file_problem
+from ingot.text.input_files import generation_config_problem, read_prompts
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -164,12 +165,12 @@ class SettingsTable:
         "several models instead of MODEL: in the config file a table [models.NAME] for each, with a path; or as JSON: "
         '{"NAME": {"path": "MODEL"}}',
         section="several models",
-        check=model_tables_problem,
+        check=problem_from(read_model_tables),
     )
     models_config: Path | None = setting(
         None,
         "a YAML file of several models instead of MODEL: `models`, a list with a name and a path for each",
-        check=registry_problem,
+        check=problem_from(read_registry),
     )
     lazy: bool = setting(
         False,
@@ -301,7 +302,7 @@ class SettingsTable:
         None,
         "a file of prompts to compute after loading, while nothing else runs, and to pin in the cache: JSON, JSON "
         "Lines or one system prompt as text",
-        check=prompt_file_problem,
+        check=problem_from(read_prompts),
     )
     cache_dir: Path | None = setting(
         None,

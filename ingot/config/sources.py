@@ -192,7 +192,7 @@ def _settle(found: Iterable[SourceValue], values: dict[str, Any], origins: dict[
 def _from_file(path: Path | None) -> Iterator[SourceValue | ForeignValue]:
     for name, raw in _read_toml(path).items() if path is not None else ():
         label, origin = f"{path}: {name}", f"file {path}"
-        known = _find_setting(name, SETTINGS)
+        known = _find_setting(name)
         if known is None:
             raise _unknown_name(name, f"{path}: unknown key", SETTINGS, key_of_flag)
         if isinstance(known, ForeignName):
@@ -205,7 +205,7 @@ def _from_variables(environ: Mapping[str, str]) -> Iterator[SourceValue | Foreig
     variables = {option.variable: option for option in SETTINGS.values()}
     for name, raw in environ.items():
         if name.startswith(VARIABLE_PREFIX) and name not in OTHER_VARIABLES:
-            known = _find_setting(name.removeprefix(VARIABLE_PREFIX).lower(), SETTINGS)
+            known = _find_setting(name.removeprefix(VARIABLE_PREFIX).lower())
             if known is None or name != name.upper():
                 known_names = [*variables, *OTHER_VARIABLES]
                 raise _unknown_name(name, "unknown variable", known_names, variable_of_flag)
@@ -223,7 +223,7 @@ def _from_other_servers(environ: Mapping[str, str]) -> Iterator[ForeignValue]:
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[SourceValue | ForeignValue]:
     for name, raw in flags.items():
-        known = find_foreign(name) if name.startswith("-") else _find_setting(name, SETTINGS)
+        known = find_foreign(name) if name.startswith("-") else _find_setting(name)
         if known is None:
             raise _unknown_name(name, "unknown flag", SETTINGS, key_of_flag)
         if isinstance(known, ForeignName):
@@ -247,9 +247,9 @@ def variable_of_flag(flag: str) -> str:
     return VARIABLE_PREFIX + key_of_flag(flag).upper()
 
 
-def _find_setting(name: str, table: Mapping[str, Setting]) -> Setting | ForeignName | None:
+def _find_setting(name: str) -> Setting | ForeignName | None:
     """The setting of that name, or what other servers have as a flag of that name."""
-    return table.get(name) or find_foreign(flag_of_key(name))
+    return SETTINGS.get(name) or find_foreign(flag_of_key(name))
 
 
 def _unknown_name(name: str, what: str, own: Iterable[str], spelled: Callable[[str], str]) -> ConfigError:

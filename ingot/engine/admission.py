@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import mlx.core as mx
+
+from ingot.cache.forward_batch import ForwardPart
 from ingot.config import Settings
 from ingot.engine.output import ActiveRequest
 from ingot.engine.request import LoraRef, ModelCard, Request
@@ -27,7 +30,7 @@ from ingot.engine.streams import EventSink
 from ingot.engine.vision_encoder import VisionEncoder
 from ingot.errors import AdapterError, BadRequest, ContextOverflow, ModelNotFound, Overloaded, Unsupported
 from ingot.models.adapter import ModelAdapter
-from ingot.models.lora.loading import load_lora
+from ingot.models.lora.weights import LoraWeights, read_lora
 from ingot.shares import Shares
 from ingot.text.tokenizer.tokenizer import Tokenizer, TranslatePrompt
 
@@ -280,3 +283,38 @@ class ServedLoras:
 
 def lora_gone_error(lora: LoraRef) -> ModelNotFound:
     return ModelNotFound(f"The adapter '{lora.name}' is not loaded any more.", param="model")
+
+
+TRIAL_TOKENS = 3
+
+
+def load_lora(model: ModelAdapter, folder: Path, *, most_rank: int) -> LoraWeights:
+    """Read an adapter and give it a slot, unless it has one. Raises AdapterError, and leaves the model as it was."""
+    weights = read_lora(folder)
+    if weights.rank > most_rank:
+        raise AdapterError(f"Its rank is {weights.rank}, more than the {most_rank} that this server was started for.")
+    if model.tower is not None and model.tower.bidirectional:
+        raise AdapterError("Image tokens of this model see each other, which is not supported with adapters.")
+    if weights.digest not in model.loras:
+        model.loras.add(weights)
+        try:
+            _try_lora(model, weights.digest)
+        except BaseException:
+            model.loras.drop(weights.digest)
+            raise
+    return weights
+
+
+def _try_lora(model: ModelAdapter, digest: str) -> None:
+    rows = model.new_batch_state()
+    row = rows.new(lora=model.loras.slot(digest))
+    try:
+        for tokens in (TRIAL_TOKENS, 1):
+            mx.eval(model.run(rows, mx.zeros(tokens, mx.uint32), [ForwardPart((row,), tokens)]), rows.pending())
+    except ValueError as error:
+        raise AdapterError(f"This model cannot be adapted so: {error}.") from error
+    finally:
+        rows.leave(row)
+    unused_layers = model.loras.unused_lora_layers(digest)
+    if unused_layers:
+        raise AdapterError(f"This model uses the weights of {unused_layers[0]} by code that adapters cannot extend.")

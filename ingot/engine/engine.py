@@ -9,12 +9,15 @@ mlx, and plain values come back. A constructor returns when the model is loaded,
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import mlx.core as mx
 
 from ingot.engine.admission import EngineLimits, ServedLoras
 from ingot.engine.cache_admin import PrefixCacheAdmin
@@ -42,7 +45,7 @@ from ingot.engine.status import Health
 from ingot.engine.streams import BlockingStream, EventSink, EventStream
 from ingot.engine.text_to_speech import ServedTextToSpeech, SpeechStream, SpeechWorkload
 from ingot.errors import Cancelled, ClientLeft, IngotError, Unavailable, Unsupported
-from ingot.kernels.memory import release_unused_memory
+from ingot.kernels.cpu import native
 from ingot.media.layout import MediaProcessor
 from ingot.observe.metrics import EngineMetrics, SpeculationMetrics
 from ingot.text.tokenizer.tokenizer import Tokenizer
@@ -315,3 +318,15 @@ class Engine(ModelEngine):
     def _accept(self, request: Request, reader: EventSink) -> None:
         self._loop.refuse_if_stopped()
         self._workload.enter(request, reader)
+
+
+def release_unused_memory() -> int:
+    """Free unreferenced objects and mlx's cache; returns the bytes that are left. For the engine's thread."""
+    gc.collect()
+    # Modules initialise random weights, which are never evaluated; the random state would refer to all of these draws.
+    mx.eval(mx.random.state)
+    mx.synchronize()
+    if native.available():  # the native kernels release the last weights they used at the next call
+        native.linear(mx.zeros((1, 1)), native.plain_weights(mx.zeros((1, 1)), None))
+    mx.clear_cache()
+    return mx.get_active_memory()

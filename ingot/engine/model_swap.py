@@ -231,7 +231,6 @@ class ModelSlot:
             self.entry.kind,
             self.entry.aliases,
             self.entry.pin,
-            round(self.clock() - self.since, 3),
             self.claim,
             self.progress,
             self.failure,

@@ -148,20 +148,19 @@ class PoolingWorkload(TimeSlicedWorkload[RunningPooling]):
 
     name = "pooling"
     items, shares = "requests for encoders", "encodings"
+    _served: ServedPoolingModel
 
     def __init__(
         self,
-        encoder: ServedPoolingModel,
+        served: ServedPoolingModel,
         post: PostMessage,
         max_queue: int,
         target_ms: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(post, max_queue, target_ms, clock)
-        self._card, self._model = encoder.card, encoder.model
+        super().__init__(served, post, max_queue, target_ms, clock)
         self._cost = CostLine()
         self._batch: PoolingBatch | None = None
-        self._used = False
 
     # For any thread
 
@@ -210,7 +209,7 @@ class PoolingWorkload(TimeSlicedWorkload[RunningPooling]):
         ]
 
     def _validate(self, request: PoolingRequest) -> None:
-        card = self._card
+        card = self._served.card
         if not request.inputs:
             raise BadRequest("There is no input", param="input")
         for piece in request.inputs:
@@ -251,13 +250,6 @@ class PoolingWorkload(TimeSlicedWorkload[RunningPooling]):
             self._batch = None
             for each in batch.inputs:
                 self._end(each.job.request.id, IngotError(REQUEST_FAILED))
-
-    def rest(self) -> None:
-        """Nothing runs: see that nothing was lost, and give back what running took."""
-        self.check()
-        if self._used:
-            self._model.rest()
-            self._used = False
 
     def reset_after_fault(self, error: IngotError) -> None:
         """After a fault that no batch answers for."""
@@ -303,11 +295,11 @@ class PoolingWorkload(TimeSlicedWorkload[RunningPooling]):
             each.job.began = each.job.began or now
         pieces = [each.job.request.inputs[each.index] for each in inputs]
         self._used = True
-        work = self._model.run([p.tokens for p in pieces], [p.types for p in pieces])
+        work = self._served.model.run([p.tokens for p in pieces], [p.types for p in pieces])
         return PoolingBatch(inputs, work)
 
     def _budget(self, milliseconds: float) -> int:
-        most = self._card.batch_tokens
+        most = self._served.card.batch_tokens
         if not self._cost.known:
             return min(most, UNMEASURED_TOKENS)
         return max(1, int(min(most, max(self._cost.size_for(milliseconds), 1.0))))

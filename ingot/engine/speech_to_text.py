@@ -304,6 +304,7 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
 
     name, items = "speech-to-text", "audio files"
     stream = TranscriptStream
+    _served: ServedSpeechToText
 
     def __init__(
         self,
@@ -316,8 +317,7 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
     ) -> None:
         """`readers` wait for audio to be decoded, outside the engine's thread: one for each that may be under way,
         so that one that runs does not wait for those that wait for a worker."""
-        super().__init__(post, max_queue, target_ms, clock)
-        self._served = served
+        super().__init__(served, post, max_queue, target_ms, clock)
         self._decoder = WindowDecoder(served.model, served.vocabulary)
         self._readers = readers or ThreadPoolExecutor(max_queue + 2, thread_name_prefix="ingot-audio")
 
@@ -354,9 +354,6 @@ class TranscriptionWorkload(TimeSlicedJobs[TranscriptionRequest, TranscriptionRu
         super()._end(request_id, last)
         if job is not None and job.task_run is not None:
             job.task_run.frames.close()
-
-    def _release_memory(self) -> None:
-        self._served.model.rest()
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)

@@ -45,7 +45,6 @@ class ModelStatus:
     kind: str = "chat"
     aliases: tuple[str, ...] = ()
     pinned: bool = False
-    since_s: float = 0.0  # seconds in this state
     claimed: int = 0  # bytes of memory that it has, or is to have
     progress: float | None = None  # of a load: the share that is done
     failure: str | None = None  # why it could not be loaded

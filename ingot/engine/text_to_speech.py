@@ -5,12 +5,10 @@ Pure Python over the `TextToSpeechModel` protocol: no mlx, tested without it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ingot.engine.loop import PostMessage
 from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechEvent, SpeechRequest, TextToSpeechCard
 from ingot.engine.streams import PieceStream
 from ingot.engine.time_slicing import TimeSlicedJob, TimeSlicedJobs
@@ -70,26 +68,13 @@ class SpeechWorkload(TimeSlicedJobs[SpeechRequest, SpeechSynthesis, SpeechEvent,
 
     name, items = "text-to-speech", "texts to speak"
     stream = SpeechStream
-
-    def __init__(
-        self,
-        served: ServedTextToSpeech,
-        post: PostMessage,
-        max_queue: int,
-        target_ms: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(post, max_queue, target_ms, clock)
-        self._model = served.model
+    _served: ServedTextToSpeech
 
     def _start_task(self, request: SpeechRequest, wake: Callable[[], None]) -> SpeechSynthesis:
-        return SpeechSynthesis(request, self._model)
+        return SpeechSynthesis(request, self._served.model)
 
     def _ended(
         self, job: TimeSlicedJob[SpeechRequest, SpeechSynthesis, SpeechEvent], queue_s: float, compute_s: float
     ) -> SpeechEnded:
         assert job.task_run is not None, "what ends has begun"
         return SpeechEnded(job.task_run.tokens, job.task_run.samples, queue_s=queue_s, compute_s=compute_s)
-
-    def _release_memory(self) -> None:
-        self._model.rest()

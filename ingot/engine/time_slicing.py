@@ -67,10 +67,19 @@ class TimeSlicedWorkload(Generic[JobT]):
     items: ClassVar[str]  # what waits in the queue, for the error of a full one
     shares: ClassVar[str] = "speech"  # how the queue is shared between tenants: see `ingot.shares`
 
+    _served: Any
+
     def __init__(
-        self, post: PostMessage, max_queue: int, target_ms: float, clock: Callable[[], float] = time.monotonic
+        self,
+        served: Any,
+        post: PostMessage,
+        max_queue: int,
+        target_ms: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`post` puts something into the engine thread's mailbox; `target_ms` is the time wanted between two tokens."""
+        """`served` has the loaded `model`, which rests when nothing runs. `post` puts something into the engine
+        thread's mailbox; `target_ms` is the time wanted between two tokens."""
+        self._served, self._used = served, False  # whether the model ran since it rested
         self._post, self._clock, self._target_ms = post, clock, target_ms
         self._queued = Shares(self.shares, max_queue + 1)  # one may always be computed, besides those that wait
         self._jobs: dict[str, JobT] = {}
@@ -84,6 +93,10 @@ class TimeSlicedWorkload(Generic[JobT]):
 
     def _end(self, request_id: str, result: Any) -> None:
         """Answer a request, with its result or with the error that ended it; nothing where it has ended."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raises AssertionError if anything was lost or is held by nobody."""
         raise NotImplementedError
 
     def _retry_after(self) -> float:
@@ -147,6 +160,13 @@ class TimeSlicedWorkload(Generic[JobT]):
             with contextlib.suppress(Exception):
                 self._end(request_id, error)
 
+    def rest(self) -> None:
+        """Nothing runs: see that nothing was lost, and give back what running took."""
+        self.check()
+        if self._used and not self._jobs:
+            self._served.model.rest()
+            self._used = False
+
     def close(self) -> None:
         """Nothing is held but by requests, which have ended."""
 
@@ -200,13 +220,17 @@ class TimeSlicedJobs(
     stream: type[StreamT]
 
     def __init__(
-        self, post: PostMessage, max_queue: int, target_ms: float, clock: Callable[[], float] = time.monotonic
+        self,
+        served: Any,
+        post: PostMessage,
+        max_queue: int,
+        target_ms: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(post, max_queue, target_ms, clock)
+        super().__init__(served, post, max_queue, target_ms, clock)
         self._last_turns: dict[str, int] = {}  # by tenant, which turn was its last,
         self._turns = itertools.count(1)  # of all
         self._current: TimeSlicedJob[RequestT, TaskT, EventT] | None = None  # whose turn is not over
-        self._used = False
 
     # For whoever knows what is computed
 
@@ -216,10 +240,6 @@ class TimeSlicedJobs(
 
     def _ended(self, job: TimeSlicedJob[RequestT, TaskT, EventT], queue_s: float, compute_s: float) -> EventT:
         """What a request that came to its end is told."""
-        raise NotImplementedError
-
-    def _release_memory(self) -> None:
-        """Nothing runs any more: what running took is free."""
         raise NotImplementedError
 
     # For any thread
@@ -343,13 +363,6 @@ class TimeSlicedJobs(
                 job.work.close()
         finally:
             deliver(request_id, job.reply, [last])  # type: ignore[arg-type]
-
-    def rest(self) -> None:
-        """Nothing runs: see that nothing was lost, and give back what running took."""
-        self.check()
-        if self._used and not self._jobs:
-            self._release_memory()
-            self._used = False
 
     def reset_after_fault(self, error: IngotError) -> None:
         self.abandon(error)

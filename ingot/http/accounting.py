@@ -19,7 +19,7 @@ from ingot.http.edge import ClientGone, Reply, audit_refusal
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.tenants import check_model_allowed
 from ingot.http.tracing import generation_span, task_model_span, trace_context
-from ingot.observe.recent_requests import RequestSpan
+from ingot.observe.metrics import RequestSpan
 from ingot.protocol.chat.answers import CacheReceipt, GenerationTask, receipt_headers
 from ingot.protocol.ingot_api.requests import RequestStatusBody
 

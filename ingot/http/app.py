@@ -99,7 +99,7 @@ def open_model_later(
 
 SHARED_WORKS: Final[dict[Work, tuple[str, str]]] = {
     "generate": ("generation", "GenerationEndpoint"),
-    "encode": ("pooling", "EncodingEndpoint"),
+    "encode": ("generation", "EncodingEndpoint"),
     "transcribe": ("audio", "TranscriptionEndpoint"),
     "speak": ("audio", "SpeechEndpoint"),
     "read": ("generation", "reading_endpoint"),

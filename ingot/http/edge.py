@@ -19,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ingot.errors import ClientLeft, IngotError, RateLimited, Stopping
+from ingot.errors import ClientLeft, Forbidden, IngotError, RateLimited, Stopping
 from ingot.observe.logs import current_request_id, log_facts
 from ingot.protocol.errors import error_body, retry_after
 from ingot.protocol.operations import PLAIN_ID, operation_at, wire_at
@@ -97,6 +97,13 @@ class Reply:
             self.headers.append(("retry-after", seconds))
         body = error_body(error, self.scope["path"], self.id)
         await JsonResponse(body, error.status)(self.scope, receive_nothing, self.send)
+
+    def require_admin(self, deed: str) -> None:
+        """Raises Forbidden unless the request has the administrator's rights."""
+        if not self.admin:
+            raise Forbidden(
+                f"Only the administrator may {deed}: send the key that the server was started with as --admin-api-key."
+            )
 
     @property
     def closed_with(self) -> IngotError | None:

@@ -29,7 +29,7 @@ from ingot.http.response_store import ResponseRuns, open_response_store
 from ingot.http.tenants import RateLimits, Tenants
 from ingot.media import fetch, worker
 from ingot.observe.logs import current_request_id
-from ingot.observe.recent_requests import RecentByTenant, RequestTimeline
+from ingot.observe.metrics import RecentByTenant, RequestTimeline
 from ingot.shares import Shares, SharesPerSecond
 from ingot.text import cancellation
 from ingot.text.cancellation import is_wanted

@@ -23,7 +23,7 @@ from ingot.engine.speech_request import SpeechEnded, TranscriptionEnded
 from ingot.errors import ConfigError
 from ingot.extras import require_extra
 from ingot.http.edge import Reply
-from ingot.observe.recent_requests import RequestSpan
+from ingot.observe.metrics import RequestSpan
 from ingot.protocol.operations import operation_at
 from ingot.version import __version__
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ingot.kernels.dense_matmul.selfcheck import CheckedDense
+from ingot.kernels.dense_matmul.kernels import CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.measured import NOTHING_SLOWER, ROPE, SlowerParts, attention_part, prompt_attention_part
-from ingot.kernels.moe.selfcheck import CheckedMoe
+from ingot.kernels.moe.kernels import CheckedMoe
 from ingot.kernels.packed_matmul.selfcheck import CheckedExperts, CheckedPacked
 from ingot.kernels.paged_attention.kernels import PagedAttention, paged_attention
 from ingot.kernels.paged_attention.rope import (

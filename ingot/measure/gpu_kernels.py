@@ -12,28 +12,32 @@ import mlx.nn as nn
 from ingot.kernels import measured
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.decode_graph.kernels import JointNorm, ResidualNorm, RmsNormWeights, gate_states
-from ingot.kernels.dense_matmul.kernels import DenseWeights, dense_product
-from ingot.kernels.dense_matmul.selfcheck import check_dense_product
+from ingot.kernels.dense_matmul.kernels import DenseWeights, check_dense_product, dense_product
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launcher import kernel_launcher, required_launcher
 from ingot.kernels.lora import LoraMatrices, add_lora_products
-from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, combine_experts
-from ingot.kernels.moe.selfcheck import check_moe_kernels, plain_scores
+from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, check_moe_kernels, combine_experts, plain_scores
 from ingot.kernels.packed_matmul.kernels import MXFP4, PackedFormat, PackedWeights, packed_product
 from ingot.kernels.packed_matmul.selfcheck import check_packed_product
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, token_slots
 from ingot.kernels.paged_attention.rope import HeadRmsNorm, RopeShape, rope_angles, rope_kernel
 from ingot.kernels.paged_attention.selfcheck import check_rope, slab_counts
 from ingot.kernels.paged_attention.shapes import AttentionShape
-from ingot.kernels.recurrent.gated_delta import DeltaShape
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import MixerShape, check_recurrent_kernels
-from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.kernels.sampling import check_sampling, sample_tokens
 from ingot.kernels.selfcheck import BOUNDS, first_wrong
-from ingot.measure.subjects import Pair, Subject, WrongKernel
-from ingot.measure.trials import Mixture, MixtureTrial, PagedTrial, RecurrentTrial, drawn_parts
+from ingot.measure.subjects import (
+    Mixture,
+    MixtureTrial,
+    PagedTrial,
+    Pair,
+    RecurrentTrial,
+    Subject,
+    WrongKernel,
+    drawn_parts,
+)
 from ingot.upstream import import_upstream
 
 DTYPE = mx.bfloat16

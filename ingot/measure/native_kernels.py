@@ -14,12 +14,9 @@ import mlx.nn as nn
 
 from ingot.kernels import measured
 from ingot.kernels.cpu import native
-from ingot.kernels.recurrent.gated_delta import DeltaShape
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import MixerShape, gate_columns, plain_gate
-from ingot.kernels.recurrent.short_conv import ShortConvShape
-from ingot.measure.subjects import Pair, Subject
-from ingot.measure.trials import RecurrentInputs
+from ingot.measure.subjects import Pair, RecurrentInputs, Subject
 from ingot.upstream import SwiGLU, SwitchGLU, import_upstream
 
 OUTPUTS, COLUMNS = 2048, 1024

@@ -36,7 +36,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import begin_mlx_compilation
 from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
 from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, slower_parts, steps_part
-from ingot.models.checkpoint import evaluate_in_pieces, pause
+from ingot.models.checkpoint import evaluate_in_pieces, pause_loading
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.experts.loading import ExpertMemory, stream_experts
 from ingot.models.experts.streaming import ExpertStore, StreamedExperts
@@ -320,7 +320,7 @@ def load_model_adapter(
         notes = _read_weights(model, config, folder, device, dtype)
         tower = load_vision_tower(folder, whole, device, dtype) if with_vision else None
         if compilation is not None:
-            compilation.wait(pause)
+            compilation.wait(pause_loading)
         exact = dtype is not None
         adapted = adapt_model(
             model,

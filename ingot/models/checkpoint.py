@@ -38,13 +38,8 @@ def loading_with_pauses(between: Callable[[], None]) -> Iterator[None]:
         _between_pieces.reset(token)
 
 
-def pause() -> None:
-    """Call what `loading_with_pauses` calls between pieces."""
-    _between_pieces.get()()
-
-
 def pause_loading() -> None:
-    """Called after each piece."""
+    """Call what `loading_with_pauses` calls between pieces."""
     _between_pieces.get()()
 
 

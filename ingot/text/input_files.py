@@ -81,14 +81,19 @@ class FilePrompt:
     value: str | list[Any] | dict[str, Any]
 
 
-def read_prompts(path: Path) -> tuple[FilePrompt, ...]:
-    """Raises ConfigError that names the line at fault."""
+def read_text_file(path: Path) -> str:
+    """A file that a user named. Raises ConfigError."""
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        return path.expanduser().read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except ValueError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
+
+
+def read_prompts(path: Path) -> tuple[FilePrompt, ...]:
+    """Raises ConfigError that names the line at fault."""
+    text = read_text_file(path)
     if path.suffix in JSON_LINES_SUFFIXES:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
         found = [
@@ -105,14 +110,6 @@ def read_prompts(path: Path) -> tuple[FilePrompt, ...]:
     for prompt in found:
         _check_file_prompt(prompt)
     return tuple(found)
-
-
-def prompt_file_problem(path: Path) -> str | None:
-    try:
-        read_prompts(path)
-    except ConfigError as error:
-        return error.message
-    return None
 
 
 def _decode_prompt_json(text: str, path: Path, line: int | None = None) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ingot.agents.clients import AGENTS, Endpoint
+from ingot.agents import AGENTS, Endpoint
 from ingot.cli.launch import launch_parser
 from ingot.cli.main import COMMANDS
 from ingot.config import SETTINGS, Settings

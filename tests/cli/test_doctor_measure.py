@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingot.cli import doctor, measure
+from ingot.cli import doctor
 from ingot.config import Settings
 from ingot.kernels import measured
 from ingot.kernels.device import Device
@@ -46,8 +46,8 @@ def heard(*figures: Figure, about: dict[str, Any] = ABOUT, planned: tuple[str, .
     return said
 
 
-def measurement(*figures: Figure, about: dict[str, Any] = ABOUT, planned: tuple[str, ...] = ()) -> measure.Measurement:
-    found = measure.Measurement(heard(*figures, about=about, planned=planned), "a-model", [], "580.1")
+def measurement(*figures: Figure, about: dict[str, Any] = ABOUT, planned: tuple[str, ...] = ()) -> doctor.Measurement:
+    found = doctor.Measurement(heard(*figures, about=about, planned=planned), "a-model", [], "580.1")
     found.remember()
     return found
 
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_written_is_said(file: Path) -> None:
 def test_the_process_is_heard_line_by_line() -> None:
     shown: list[str] = []
     lines = (line_of(about=ABOUT), line_of(begun=SLOWER.name), line_of(figure=SLOWER))
-    said, why = measure.run_child(script("a library", *lines), 60, shown.append)
+    said, why = doctor.run_child(script("a library", *lines), 60, shown.append)
     assert why is None and said.figures == {SLOWER.name: SLOWER} and said.about == ABOUT
     assert shown[0] == "sampling, 8 rows …" and "right" in shown[1]
 
@@ -107,14 +107,14 @@ def test_the_process_is_heard_line_by_line() -> None:
 def test_what_was_measured_before_a_crash_is_kept_and_what_crashed_is_said() -> None:
     lines = (line_of(planned=[SLOWER.name, "LoRA"]), line_of(figure=SLOWER), line_of(begun="LoRA"))
     crash = "import sys; sys.stderr.write('an illegal memory access\\n'); sys.exit(3)"
-    said, why = measure.run_child(script(*lines, then=crash), 60, lambda line: None)
+    said, why = doctor.run_child(script(*lines, then=crash), 60, lambda line: None)
     assert said.unmeasured == ["LoRA"] and SLOWER.name in said.figures
     assert why == "measuring ended early, during LoRA: an illegal memory access"
 
 
 def test_a_process_that_takes_too_long_is_killed_and_said() -> None:
     lines = (line_of(about=ABOUT), line_of(figure=SLOWER), line_of(begun="LoRA"))
-    said, why = measure.run_child(script(*lines, then="import time; time.sleep(600)"), 0.2, lambda line: None)
+    said, why = doctor.run_child(script(*lines, then="import time; time.sleep(600)"), 0.2, lambda line: None)
     assert SLOWER.name in said.figures and why == "the time was over during: LoRA"
 
 
@@ -127,7 +127,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         commands.append(command)
         return heard(SLOWER, SPEED), None
 
-    monkeypatch.setattr(measure, "run_child", run_child)
+    monkeypatch.setattr(doctor, "run_child", run_child)
     monkeypatch.setattr(doctor, "run_mlx_probe", lambda *_: {**WORKING, "slower": []})
     return commands
 
@@ -149,20 +149,20 @@ def test_without_a_model_kernels_alone_are_measured_and_that_is_said(
     measuring: list[list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     doctor.run_doctor(["--measure", "--models-dir", str(tmp_path)])
-    assert measure.KERNELS_ONLY in capsys.readouterr().out
-    assert measuring[0][-1] == str(measure.SECONDS)
+    assert doctor.KERNELS_ONLY in capsys.readouterr().out
+    assert measuring[0][-1] == str(doctor.MEASURE_SECONDS)
 
 
 def test_the_default_model_is_measured_if_it_was_pulled(
     measuring: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(measure, "is_stored", lambda *_: True)
-    found = measure.measure(None, Settings(models_dir=tmp_path))
+    monkeypatch.setattr(doctor, "is_stored", lambda *_: True)
+    found = doctor.measure(None, Settings(models_dir=tmp_path))
     assert measuring[0][-2:] == ["smollm2-135m", str(tmp_path)] and found.notes == []
 
 
 def test_a_wrong_kernel_fails_the_command(measuring: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "run_child", lambda *_: (heard(WRONG), None))
+    monkeypatch.setattr(doctor, "run_child", lambda *_: (heard(WRONG), None))
     assert doctor.run_doctor(["--measure"]) == 1
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from foundry.package import MODELS
-from ingot.agents.clients import AGENTS, Endpoint
+from ingot.agents import AGENTS, Endpoint
 from ingot.cli import launch
 from ingot.cli.launch import FirstPrompt, is_first_request, one_token_request, prompt_usage, recording_relay
 from ingot.engine.engine import Engine

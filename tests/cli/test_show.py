@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 
-from ingot.cli import recommend
+from ingot.cli import models
 from ingot.cli.show import count_parameters
 from ingot.config import Settings
 from ingot.models.files.short_names import find_named_model
@@ -93,8 +93,8 @@ def test_models_are_recommended_that_fit_the_memory_budget(memory: str, run_here
 def test_models_are_offered_where_the_hub_can_be_reached(
     reached: bool, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recommend, "hub_answers", lambda: reached)
-    offer = recommend.offer_models(Settings(offline=offline), 12 * 10**9, "metal")
+    monkeypatch.setattr(models, "hub_answers", lambda: reached)
+    offer = models.offer_models(Settings(offline=offline), 12 * 10**9, "metal")
     assert (offer is not None) is (reached and not offline)
     if offer is not None:
         assert offer.startswith("tip: smollm2-135m is small") and "`ingot serve qwen3.5-9b` (6.0 GB to fetch)" in offer
@@ -105,11 +105,11 @@ def test_the_hub_answers_where_its_port_does(monkeypatch: pytest.MonkeyPatch) ->
 
     with socket.create_server(("127.0.0.1", 0)) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
-        assert recommend.hub_answers()
+        assert models.hub_answers()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert not recommend.hub_answers()
+        assert not models.hub_answers()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert not recommend.hub_answers()
+    assert not models.hub_answers()
 
 
 def test_without_the_extra_models_that_see_are_recommended_for_text_alone(
@@ -120,8 +120,8 @@ def test_without_the_extra_models_that_see_are_recommended_for_text_alone(
     assert "images (after `" in text and "extras add vision`)" in text and "speech to text\n" in text
     chat, _, rest = text.partition("images (after")
     assert "ingot serve qwen3-4b " in chat and "ingot serve qwen3.5-2b  " in rest
-    monkeypatch.setattr(recommend, "hub_answers", lambda: True)
-    offer = recommend.offer_models(Settings(), 12 * 10**9, "metal")
+    monkeypatch.setattr(models, "hub_answers", lambda: True)
+    offer = models.offer_models(Settings(), 12 * 10**9, "metal")
     assert offer is not None and "`ingot serve qwen3.5-9b --text-only`" in offer
 
 

@@ -4,7 +4,7 @@ import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
-from ingot.cli.show_config import format_config
+from ingot.cli.show import format_config
 from ingot.config import SETTINGS, load_config
 from ingot.models.files.model_store import store_model
 from ingot.models.files.progress import no_progress

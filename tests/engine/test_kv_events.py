@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.block_listing import BlockListing, PrefixBlock
 from ingot.cache.pages import PAGE
 from ingot.cache.prefix_index import ResumeNeeds
 from ingot.cache.prefix_tree import CacheOwner
@@ -21,12 +20,14 @@ from ingot.engine.kv_events import (
     LISTING_PAUSE_S,
     AllBlocksCleared,
     BlockEvent,
+    BlockListing,
     BlockRemoved,
     BlockStored,
     KVEventBatch,
     KVEventPublisher,
     KVEventsAddress,
     KVEventTracker,
+    PrefixBlock,
     block_differences,
 )
 from ingot.engine.request import Ended, Request, Sampling

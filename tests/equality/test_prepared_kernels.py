@@ -13,7 +13,7 @@ import pytest
 from ingot.cache.forward_batch import ForwardPart
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.engine.speculation.lookup import LookupProposer
-from ingot.kernels.dense_matmul.selfcheck import CheckedDense
+from ingot.kernels.dense_matmul.kernels import CheckedDense
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import Kernel, KernelKind, LaunchConfig, kernel_kind
 from ingot.kernels.gpu.launcher import kernel_launcher

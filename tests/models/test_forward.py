@@ -18,8 +18,8 @@ from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs
 from ingot.kernels.paged_attention.kernels import PagedAttention, has_paged_kernels
 from ingot.kernels.paged_attention.rope import RopeKernel
 from ingot.kernels.paged_attention.shapes import KVSplits
-from ingot.kernels.recurrent.gated_delta import DeltaKernels
 from ingot.kernels.recurrent.kernels import RecurrentSpans
+from ingot.kernels.recurrent.mixers import DeltaKernels
 from ingot.models import forward as module
 from ingot.models.adapter import ModelAdapter, adapt_model, rehearse_steps
 from ingot.models.forward import STEP_TRIALS, CompiledSteps, run_forward

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ingot.observe.recent_requests import RecentByTenant
+from ingot.observe.metrics import RecentByTenant
 
 
 def test_the_oldest_is_forgotten_when_there_is_no_room() -> None:

@@ -11,7 +11,6 @@ from ingot.errors import ConfigError, ModelError
 from ingot.text.input_files import (
     SANE_SAMPLING,
     generation_config_problem,
-    prompt_file_problem,
     read_generation_config,
     read_prompts,
 )
@@ -58,8 +57,9 @@ def test_a_list_holds_prompts_and_an_object_alone_is_one(tmp_path: Path) -> None
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, name: str, text: str, words: str) -> None:
-    problem = prompt_file_problem(written(tmp_path, name, text))
-    assert problem is not None and words in problem
+    with pytest.raises(ConfigError) as found:
+        read_prompts(written(tmp_path, name, text))
+    assert words in found.value.message
 
 
 def test_a_file_that_is_not_there_stops_the_settings(tmp_path: Path) -> None:

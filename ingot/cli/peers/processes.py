@@ -11,8 +11,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -307,15 +307,3 @@ class MemoryWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-
-
-@contextmanager
-def process_running(
-    command: Sequence[str], log: Path, more: Mapping[str, str] = MappingProxyType({}), folder: Path | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """For as long as the block lasts."""
-    process = start_process(command, log, more, folder=folder)
-    try:
-        yield process
-    finally:
-        end_process(process)

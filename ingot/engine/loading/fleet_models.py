@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ingot.config import KINDS, ModelEntry, Settings, memory_bytes
-from ingot.engine.engine import ModelEngine
+from ingot.engine.engine import ModelEngine, release_unused_memory
 from ingot.engine.loading.language_model import ALL_EXPERTS, EXPERT_SHARE, MemoryShare, start_engine
 from ingot.engine.loop import Loop
 from ingot.engine.memory_budget import REWIND_SHARE, TRANSIENT_SHARE
@@ -26,7 +26,6 @@ from ingot.engine.speculation.options import SpeculationOptions
 from ingot.engine.vision_encoder import make_vision_memory
 from ingot.errors import ModelError
 from ingot.kernels.device import Device, active_memory
-from ingot.kernels.memory import release_unused_memory
 from ingot.models.experts.kept import KEPT
 from ingot.models.files.gguf_files import weight_bytes, weight_files
 from ingot.models.files.locate import CHAT_KIND, ModelFolder, locate_model, model_kind_in

@@ -28,7 +28,7 @@ from ingot.http.streaming import (
     reporting_errors,
 )
 from ingot.http.tenants import check_model_allowed
-from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES, audio_writer
+from ingot.media.audio import AUDIO_MEDIA_TYPES, audio_writer
 from ingot.protocol.openai.speech import SpeechDelta, SpeechDone, SpeechTask
 from ingot.protocol.openai.transcriptions import TranscriptDelta, TranscriptionTask, TranscriptView
 from ingot.protocol.served import ServedTaskModel

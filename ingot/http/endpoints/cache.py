@@ -150,11 +150,7 @@ class CacheImportEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = reply_of(scope)
-        if not answer.admin:
-            raise Forbidden(
-                "Only the administrator may import cached prompts: send the key that the server was started with as "
-                "--admin-api-key."
-            )
+        answer.require_admin("import cached prompts")
         check_media_type(Headers(scope=scope), FILE)
         async with self.transfers.file(answer.tenant) as path:
             with path.open("wb") as file:

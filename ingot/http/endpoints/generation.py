@@ -1,11 +1,12 @@
-"""The endpoints that generate: read a body, open a stream, tell its events, close it whatever happens; and those that
-only read a body and answer, without the engine."""
+"""The endpoints that generate: read a body, open a stream, tell its events, close it whatever happens; and those of
+pooling models, which wait for vectors or scores; and those that only read a body and answer, without the engine."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+import anyio.to_thread
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,16 +14,22 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.engine.request import Ended, Event, Failed
 from ingot.errors import Unavailable
-from ingot.http.accounting import open_stream
+from ingot.http.accounting import TaskAccount, open_stream
 from ingot.http.body import FORM_TYPE, JSON_TYPE, RequestBody
 from ingot.http.capture import wants_capture
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.request_lifetime import RequestLifetime, background_task
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.streaming import StreamedResponse, WholeResponse, framing_of, reporting_errors
+from ingot.http.tenants import check_model_allowed
 from ingot.protocol.chat.answers import GenerationTask, StreamedAnswer, WholeAnswer
 from ingot.protocol.operations import Operation, load
-from ingot.protocol.served import ServedModel
+from ingot.protocol.pooling import EncodingTask
+from ingot.protocol.served import ServedModel, ServedTaskModel
+
+if TYPE_CHECKING:
+    from ingot.engine.engine import PoolingEngine
+
 
 # A body that needs no engine is answered at once.
 ReadGenerationBody = Callable[[Any, ServedModel, str], GenerationTask | Struct]
@@ -133,3 +140,36 @@ def reading_endpoint(service: ModelService, translate: Callable[[Any, Any], Any]
             return JsonResponse(await service.shared_state.attended(request.receive, work))
 
     return endpoint
+
+
+ReadEncodingBody = Callable[[Any, ServedTaskModel, str], EncodingTask]
+
+
+class EncodingEndpoint(BodyEndpoint[ModelService, ReadEncodingBody]):
+    async def answer(self, body: RequestBody, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = reply_of(scope)
+        served = self.service.served_for(answer.tenant)
+        whole = WholeResponse(answer, send, self.service.shared_state.settings)
+        captured = body.raw if wants_capture(self.service.captures, scope) else b""
+
+        async def work() -> None:
+            task = await self.service.read(body.raw, lambda value: self.read(value, served, answer.id), answer.tenant)
+            body.release()
+            key, tokens = self.service.shared_state.tenants.key_of(answer.tenant), task.request.tokens
+            card = served.card
+            check_model_allowed(card.name, key, answer)
+            with TaskAccount(self.service, answer, self.operation.span) as request:
+                async with whole.waiting():
+                    encoded = await cast("PoolingEngine", self.service.engine).encode(task.request)
+                request.computed(encoded)
+            if self.service.captures is not None and captured:
+                self.service.captures.encoded(captured, scope["path"], task.request, card, encoded)
+            self.service.shared_state.rates.charge(answer.tenant, key, tokens)
+            # A thousand vectors are megabytes of JSON, which would hold up every stream.
+            content = await anyio.to_thread.run_sync(task.make_body, encoded)
+            await Response(content, media_type="application/json")(scope, receive, whole.send)
+
+        async with reporting_errors(answer, whole):
+            await self.service.shared_state.live.run(
+                RequestLifetime(receive, self.service.shared_state.settings.request_timeout_s), work
+            )

@@ -18,13 +18,12 @@ from starlette.responses import Response
 
 from ingot.engine.request import RequestStatus
 from ingot.engine.status import CacheBranch, Health
-from ingot.errors import Forbidden, NotFound, Unavailable
+from ingot.errors import NotFound, Unavailable
 from ingot.http.edge import JsonResponse, reply_of
 from ingot.http.model_registry import ModelRegistry
 from ingot.http.service import GenerationService, ModelService
 from ingot.http.shared_state import SharedState
-from ingot.observe.metrics import CONTENT_TYPE, Metric
-from ingot.observe.recent_requests import RecentByTenant
+from ingot.observe.metrics import CONTENT_TYPE, Metric, RecentByTenant
 from ingot.protocol.ingot_api.cache import CacheTreeBody
 from ingot.protocol.ingot_api.metrics import (
     generating_model_metrics,
@@ -114,12 +113,12 @@ def metrics_endpoints(services: Callable[[], Iterable[ModelService]], shared_sta
     """`services` gives those of the models that are loaded."""
 
     async def metrics(request: Request) -> Response:
-        _require_admin(request, "the metrics")
+        reply_of(request.scope).require_admin("see the metrics")
         models = [measure_model(service, shared_state) for service in services()]
         return Response(render_metrics(models, shared_state.statuses), headers={"content-type": CONTENT_TYPE})
 
     async def loads(request: Request) -> Response:
-        _require_admin(request, "how busy the server is")
+        reply_of(request.scope).require_admin("see how busy the server is")
         engines = [service.engine for service in services() if isinstance(service, GenerationService)]
         return JsonResponse(loads_body([(one.card, one.status(), one.figures) for one in engines]))
 
@@ -134,10 +133,3 @@ def measure_model(service: ModelService, shared_state: SharedState) -> Iterator[
     loras = (lora_info_metric(name, engine.status(), shared_state.settings.max_loras),) if engine.loras else ()
     further = (*loras, *rank_metrics(name, shared_state.rank_statuses()))
     return generating_model_metrics(engine.card, health, engine.figures, engine.speculation, further)
-
-
-def _require_admin(request: Request, what: str) -> None:
-    if not reply_of(request.scope).admin:
-        raise Forbidden(
-            f"Only the administrator may see {what}: send the key that the server was started with as --admin-api-key."
-        )

@@ -52,11 +52,10 @@ PAGE_MEDIA_TYPES: Final = {
 }
 
 
-def page_routes(folder: Traversable | None = None) -> list[Route]:
+def page_routes() -> list[Route]:
     """The pages' own addresses, and `/static/<path>` for every file. Pages refer to their files as
     `/static/<version>/<path>`, which browsers hold on to; the version changes with any file."""
-    folder = folder if folder is not None else files("ingot.web") / "static"
-    contents = {path: file.read_bytes() for path, file in sorted(page_files(folder))}
+    contents = {path: file.read_bytes() for path, file in sorted(page_files(files("ingot.web") / "static"))}
     digest = blake2b(digest_size=8)
     for path, content in contents.items():
         digest.update(b"%s %d\n%s" % (path.encode(), len(content), content))

@@ -135,8 +135,7 @@ def _lora_change_endpoint(
 ) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         answer = reply_of(request.scope)
-        if not answer.admin:
-            raise Forbidden("Only the administrator may load adapters: send the key given as --admin-api-key.")
+        answer.require_admin("load adapters")
         if not service.shared_state.settings.allow_runtime_lora_updating:
             raise Forbidden("Adapters cannot be changed here: start the server with --allow-runtime-lora-updating.")
         async with service.shared_state.bodies.reading(request.scope, request.receive) as body:
@@ -156,7 +155,7 @@ def _admin_endpoints(
 
     def changing(change: Callable[[str], Awaitable[None]]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
-            _require_admin(request, "load and unload models")
+            reply_of(request.scope).require_admin("load and unload models")
             name = models.named(request.path_params["model"]).name
             await shared_state.attended(request.receive, lambda: change(name))
             return JsonResponse(body_of(name, request))
@@ -168,7 +167,7 @@ def _admin_endpoints(
             pass
 
     async def add(request: Request) -> Response:
-        _require_admin(request, "add models")
+        reply_of(request.scope).require_admin("add models")
         if models.is_resident:
             raise Forbidden("This server stays with its models: start it with --lazy, or with [models].")
         async with shared_state.bodies.reading(request.scope, request.receive) as body:
@@ -181,7 +180,7 @@ def _admin_endpoints(
         return JsonResponse(body_of(entry.name, request))
 
     async def recommended(request: Request) -> Response:
-        _require_admin(request, "add models")
+        reply_of(request.scope).require_admin("add models")
         found = [] if models.is_resident else await anyio.to_thread.run_sync(models.fleet.recommended)
         return JsonResponse(
             RecommendedList(
@@ -206,10 +205,3 @@ def _admin_endpoints(
         "unloadModel": changing(models.fleet.unload) if not models.is_resident else stays,
         "swapModel": changing(models.fleet.swap) if not models.is_resident else stays,
     }
-
-
-def _require_admin(request: Request, deed: str) -> None:
-    if not reply_of(request.scope).admin:
-        raise Forbidden(
-            f"Only the administrator may {deed}: send the key that the server was started with as --admin-api-key."
-        )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -213,11 +213,9 @@ def _pad_to_room(array: mx.array, room: mx.array) -> mx.array:
     return mx.concatenate([array.reshape(-1), padding]).reshape(room.shape)
 
 
-class LaunchedGraph(Protocol):
-    """An instantiated graph, which is destroyed with its last reference."""
-
-    def __call__(self, before: mx.array) -> mx.array:
-        """Launch it behind `before`; returns a token for what follows."""
+LaunchedGraph = Callable[[mx.array], mx.array]
+"""Launches an instantiated graph behind an array, and returns a token for what follows. The graph is destroyed with the
+last reference to it."""
 
 
 class _StreamGraph:

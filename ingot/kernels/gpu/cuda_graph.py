@@ -278,7 +278,7 @@ def compiler_command(headers_folder: Path) -> list[str]:
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").exists():
         raise ExtensionBuildError("Python's headers are not installed: install python3-dev")
-    nanobind = _package_folder("nanobind")
+    nanobind = _nanobind_folder()
     if nanobind is None:
         raise ExtensionBuildError(f"nanobind is not installed: run {install_command(['nanobind>=3.1,<3.2'])}")
     for header in STAND_INS:
@@ -295,7 +295,7 @@ def _extension_key() -> str:
     """A digest of everything that the extension depends on."""
     versions = (
         importlib.metadata.version("mlx"),
-        importlib.metadata.version("nanobind") if _package_folder("nanobind") else "none",
+        importlib.metadata.version("nanobind") if _nanobind_folder() else "none",
     )
     here = (sys.implementation.cache_tag, platform.machine(), str(_mlx_folder()))
     return cubin_key(EXTENSION_SOURCE.read_text(), *COMPILER_OPTIONS, *versions, *here)
@@ -305,8 +305,8 @@ def _mlx_folder() -> Path:
     return Path(mx.__file__).parent
 
 
-def _package_folder(name: str) -> Path | None:
-    found = importlib.util.find_spec(name)
+def _nanobind_folder() -> Path | None:
+    found = importlib.util.find_spec("nanobind")
     return None if found is None or found.origin is None else Path(found.origin).parent
 
 

@@ -14,10 +14,15 @@ import numpy as np
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import required_launcher
 from ingot.kernels.measured import recurrent_part
-from ingot.kernels.recurrent.gated_delta import DeltaKernels, DeltaShape
 from ingot.kernels.recurrent.kernels import Convolution, GatedNorm, RecurrentKernels, RecurrentSpans
-from ingot.kernels.recurrent.mamba2 import Mamba2Kernels, Mamba2Shape
-from ingot.kernels.recurrent.short_conv import ShortConvKernels, ShortConvShape
+from ingot.kernels.recurrent.mixers import (
+    DeltaKernels,
+    DeltaShape,
+    Mamba2Kernels,
+    Mamba2Shape,
+    ShortConvKernels,
+    ShortConvShape,
+)
 from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 
 MixerShape = DeltaShape | Mamba2Shape | ShortConvShape

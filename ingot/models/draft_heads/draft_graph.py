@@ -58,7 +58,7 @@ class DraftGraphs:
         self._table, self._joint, self._output = _embedding_table(embedding), head.joint, output
         self._embedding_norm, self._hidden_norm = _norm(head.embedding_norm), _norm(head.hidden_norm)
         self._norm = _norm(head.norm) if "norm" in head else None
-        self._is_hidden_first, self._is_blind_first = wiring.hidden_first, wiring.blind_first
+        self._is_hidden_first = wiring.hidden_first
         self._keys: tuple[GraphKey, ...] = ()  # of the last draft
         self._context: StepContext | None = None
 

@@ -257,17 +257,22 @@ class Hyperparameters:
         self._read.add(key)
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
+    def _same_in_layers(self, key: str, default: Any = None) -> Any:
+        """A list with a value for each layer counts as that value where all are the same."""
+        value = self.get(key, default)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]
+        if isinstance(value, list):
+            raise ModelError(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
+        return value
+
     def was_read(self, key: str) -> bool:
         return key in self._read
 
     def setting(self, key: str) -> bool | int | float | None:
         """A flag, a whole number that is not negative, or a finite number; a list of one for each layer is accepted
         where all are the same. None where the file does not state it."""
-        value = self.get(key)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]
-        if isinstance(value, list):
-            raise ModelError(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
+        value = self._same_in_layers(key)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int) and value < 0:
@@ -284,11 +289,7 @@ class Hyperparameters:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive whole number; a list of one for each layer is accepted where all are the same."""
-        value = self.get(key, default)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]
-        if isinstance(value, list):
-            raise ModelError(f"{self.architecture}.{key} differs from layer to layer, which is not supported")
+        value = self._same_in_layers(key, default)
         if value is None:
             raise ModelError(f"the file lacks {self.architecture}.{key}")
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:

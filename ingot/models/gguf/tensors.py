@@ -169,11 +169,11 @@ def one_behind_another(*ends: str) -> Rule:
     return rule
 
 
-def half_of_each(end: str, half: int) -> Rule:
+def gate_or_up_half(half: int) -> Rule:
     """The first or the second half of each expert's rows, where a file has both in one tensor; else nothing."""
 
     def rule(parameter: Parameter) -> Stored | None:
-        name, (experts, inner, columns) = parameter.block + end, parameter.shape
+        name, (experts, inner, columns) = parameter.block + "ffn_gate_up_exps.weight", parameter.shape
         if name not in parameter.file.tensors:
             return None
         rows = np.arange(2 * experts * inner).reshape(experts, 2, inner)[:, half].ravel()
@@ -206,8 +206,8 @@ def log_of_negated(values: np.ndarray) -> np.ndarray:
 
 USUAL_RULES: dict[str, Rule] = {
     r"\.A_log$": lambda parameter: as_stored(convert=log_of_negated),
-    r"(mlp\.experts|switch_mlp|switch_glu)\.gate_proj\.weight$": half_of_each("ffn_gate_up_exps.weight", 0),
-    r"(mlp\.experts|switch_mlp|switch_glu)\.up_proj\.weight$": half_of_each("ffn_gate_up_exps.weight", 1),
+    r"(mlp\.experts|switch_mlp|switch_glu)\.gate_proj\.weight$": gate_or_up_half(0),
+    r"(mlp\.experts|switch_mlp|switch_glu)\.up_proj\.weight$": gate_or_up_half(1),
 }
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.kernels.dense_matmul.kernels import MOST_ROWS, DenseProduct, DenseWeights
-from ingot.kernels.dense_matmul.selfcheck import CheckedDense
+from ingot.kernels.dense_matmul.kernels import MOST_ROWS, CheckedDense, DenseProduct, DenseWeights
 from ingot.kernels.packed_matmul.kernels import PackedFormat, PackedProduct, PackedWeights
 from ingot.kernels.packed_matmul.selfcheck import CheckedPacked
 from ingot.models.layers.modules import adopt_module, float_dtype, swap_each

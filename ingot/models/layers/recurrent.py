@@ -20,11 +20,9 @@ from ingot.cache.forward_batch import ForwardBatch, MixedBatch, TokenSpan
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.cpu import native
 from ingot.kernels.measured import NOTHING_SLOWER, SlowerParts, native_recurrent_part
-from ingot.kernels.recurrent.gated_delta import DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentKernels, RecurrentSpans
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import CheckedRecurrences, MixerShape
-from ingot.kernels.recurrent.short_conv import ShortConvShape
 from ingot.models.families.description import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from ingot.models.families.registry import recurrence_spec_of
 from ingot.models.layers.gpu_linear import JoinedLinear, join_linears

@@ -258,10 +258,12 @@ class SpeculationBody(Struct):
 
 
 class ExpertsBody(Struct):
-    """Of a mixture whose experts do not all fit in memory, while the request ran, with whatever ran beside it: how many
-    of those that were needed were in memory, or had been read ahead, how many had to be waited for, the bytes that were
-    read, and the seconds that were spent waiting."""
+    """Of a mixture whose experts do not all fit in memory: of all experts the `share` that fits; of those that were
+    needed, how many were in memory, had been read ahead, or had to be waited for; the bytes that were read, and the
+    seconds that were spent waiting. In a receipt, while the request ran, with whatever ran beside it; else since the
+    start."""
 
+    share: float
     hits: int
     predicted: int
     misses: int
@@ -272,7 +274,8 @@ class ExpertsBody(Struct):
     def of(cls, stats: ExpertStats | None) -> ExpertsBody | UnsetType:
         if stats is None:
             return UNSET
-        return cls(stats.hits, stats.predicted, stats.misses, stats.bytes_read, round(stats.waited_s, 6))
+        counts = stats.hits, stats.predicted, stats.misses, stats.bytes_read
+        return cls(round(stats.share, 4), *counts, round(stats.waited_s, 6))
 
 
 class LoopBody(Struct):

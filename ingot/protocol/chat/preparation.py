@@ -93,14 +93,9 @@ def prepare_chat(served: ServedModel, ask: ChatInput, *, names: ChatFieldNames =
     return PreparedChat(prompt.tokens, parsing if needs_parsing else None, grammar, ignored, prompt, turn, thinks)
 
 
-def render_chat_prompt(
-    served: ServedModel,
-    ask: ChatInput,
-    *,
-    names: ChatFieldNames = ChatFieldNames(),  # noqa: B008  (frozen)
-    add_special: bool = False,
-) -> Prompt:
+def render_chat_prompt(served: ServedModel, ask: ChatInput, *, add_special: bool) -> Prompt:
     """The prompt alone, as `prepare_chat` renders it; `add_special` adds the tokenizer's own special tokens."""
+    names = ChatFieldNames()
     ask, format = switch_thinking(served, ask), _answer_format(served, ask)
     tools = shown_tools(format, ask, ask.history or served.history, names)
     thinking = resolve_thinking(served, ask.thinking)

@@ -41,10 +41,10 @@ def check_text_length(served: ServedModel, text: str, path: str) -> None:
         raise error
 
 
-def encode_text_prompt(served: ServedModel, text: str, *, path: str) -> tuple[int, ...]:
-    tokens = encode_text(served, text, path=path)
+def encode_text_prompt(served: ServedModel, text: str) -> tuple[int, ...]:
+    tokens = encode_text(served, text, path="prompt")
     if not tokens:
-        raise BadRequest(f"{path} is empty, and the model has no token that begins a text.", param=path)
+        raise BadRequest("prompt is empty, and the model has no token that begins a text.", param="prompt")
     return tokens
 
 

@@ -14,9 +14,8 @@ from msgspec import UNSET, Struct, UnsetType
 from ingot.engine.request import Ended, Failed, ModelCard, Phase, RequestStatus
 from ingot.engine.status import Health
 from ingot.errors import Cancelled
-from ingot.observe.metrics import EngineMetrics, ExpertStats, SpeculationMetrics
-from ingot.observe.recent_requests import RequestSpan
-from ingot.protocol.chat.answers import AnswerHead, Receipt, UsageBody
+from ingot.observe.metrics import EngineMetrics, RequestSpan, SpeculationMetrics
+from ingot.protocol.chat.answers import AnswerHead, ExpertsBody, Receipt, UsageBody
 from ingot.protocol.errors import ErrorBody, ErrorDetail
 
 S = TypeVar("S", bound=Struct)
@@ -159,25 +158,6 @@ class OwnerMemory(Struct):
     kept_bytes: int
 
 
-class LiveExperts(Struct):
-    """Of all experts the `share` that fits in memory; of those that passes needed, how many were there, were read ahead
-    or had to be waited for."""
-
-    share: float
-    hits: int
-    predicted: int
-    misses: int
-    read_bytes: int
-    waited_s: float
-
-    @classmethod
-    def of(cls, stats: ExpertStats | None) -> LiveExperts | UnsetType:
-        if stats is None:
-            return UNSET
-        counts = stats.hits, stats.predicted, stats.misses, stats.bytes_read
-        return cls(round(stats.share, 4), *counts, round(stats.waited_s, 3))
-
-
 class LiveMemory(Struct):
     """`used` is the part of KV memory that running requests have reserved, 1 is all. `active_bytes` are
     all that MLX has in use. `experts` are those of a mixture that are read when they are needed."""
@@ -189,7 +169,7 @@ class LiveMemory(Struct):
     active_bytes: int
     used: float
     owners: list[OwnerMemory]
-    experts: LiveExperts | UnsetType = UNSET
+    experts: ExpertsBody | UnsetType = UNSET
 
 
 class LiveSpeculation(Struct):
@@ -268,7 +248,7 @@ def live_engine_body(card: ModelCard, health: Health, figures: EngineMetrics, co
             active_bytes=figures.active_bytes,
             used=round(figures.occupied, 4),
             owners=[OwnerMemory(owner, size) for owner, size in cached],
-            experts=LiveExperts.of(figures.experts),
+            experts=ExpertsBody.of(figures.experts),
         ),
         speculation=LiveSpeculation(
             counts.drafts, counts.draft_tokens, counts.accepted_tokens, list(counts.accepted_per_position)

@@ -430,7 +430,7 @@ def read_ollama_generate(value: Any, served: ServedModel, request_id: str) -> Ge
         prepared = PreparedChat(encode_infill_prompt(served, body.prompt, body.suffix, paths=("prompt", "suffix")))
         ends = find_infill_tokens(served, path="suffix").ends
     elif body.raw:
-        prepared = PreparedChat(encode_text_prompt(served, body.prompt, path="prompt"))
+        prepared = PreparedChat(encode_text_prompt(served, body.prompt))
     else:
         prepared = prepare_ollama(served, body)
     return make_ollama_task(body, value, prepared, served, request_id, reading, "prompt", ends)

@@ -150,7 +150,7 @@ def read_completion(value: Any, served: ServedModel, request_id: str) -> Generat
 def encode_completion_prompt(served: ServedModel, prompt: CompletionPrompt, suffix: str) -> tuple[int, ...]:
     if suffix:
         return encode_infill_prompt(served, prompt, suffix, paths=("prompt", "suffix"))
-    return prompt if isinstance(prompt, tuple) else encode_text_prompt(served, prompt, path="prompt")
+    return prompt if isinstance(prompt, tuple) else encode_text_prompt(served, prompt)
 
 
 def make_echo(

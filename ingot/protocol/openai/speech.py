@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from msgspec import Struct
 
 from ingot.engine.speech_request import SpeechEnded, SpeechRequest, TextToSpeechCard
-from ingot.media.audio_encoding import AUDIO_MEDIA_TYPES
+from ingot.media.audio import AUDIO_MEDIA_TYPES
 from ingot.protocol.pooling import ComputeTiming
 from ingot.protocol.schema import bounds
 from ingot.protocol.schema.fields import BodyReading, Either, FieldKind, Number, OneOf, Schema, Text, Timeout

@@ -12,10 +12,9 @@ from ingot.cli.peers import report, works
 from ingot.cli.peers.comparison import OURS, THEIRS, Figure, Match, Trouble, do_work, wins
 from ingot.cli.peers.models import Traits
 from ingot.cli.peers.report import Contender, Report, terminal_lines, value_text
-from ingot.cli.peers.schema import problem_with
 from ingot.cli.peers.session import Course, Heard
 from ingot.cli.peers.table import find_peer
-from ingot.cli.peers.works import WORKS, Load, NotSupported, Work, picture
+from ingot.cli.peers.works import WORKS, Load, NotSupported, Work, picture, problem_with
 
 TRAITS = Traits(context=8192, tools=False, vision=False, hybrid=False, draft_head=False)
 

@@ -18,7 +18,7 @@ from ingot.engine.speech_request import SpeechAudio, SpeechEnded, SpeechRequest
 from ingot.engine.text_to_speech import ServedTextToSpeech
 from ingot.errors import ModelError, Unsupported
 from ingot.kernels.device import current_device
-from ingot.media.audio_encoding import audio_writer
+from ingot.media.audio import audio_writer
 from ingot.models.files.locate import ModelFolder, model_kind_in
 from ingot.models.memory_needs import text_to_speech_needs
 from ingot.text.speech import dictionary

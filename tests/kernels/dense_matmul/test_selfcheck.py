@@ -8,9 +8,18 @@ from itertools import accumulate, chain, cycle
 import mlx.core as mx
 import pytest
 
-from ingot.kernels.dense_matmul import kernels, selfcheck
-from ingot.kernels.dense_matmul.kernels import DTYPES, TUNING_CHOICES, DenseProduct, DenseWeights
-from ingot.kernels.dense_matmul.selfcheck import RACED, ROUNDS, CheckedDense, check_dense_product, race_dense_product
+from ingot.kernels.dense_matmul import kernels
+from ingot.kernels.dense_matmul.kernels import (
+    DTYPES,
+    RACED,
+    ROUNDS,
+    TUNING_CHOICES,
+    CheckedDense,
+    DenseProduct,
+    DenseWeights,
+    check_dense_product,
+    race_dense_product,
+)
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
@@ -90,11 +99,11 @@ def test_a_kernel_that_loses_a_race_by_much_is_named(ours: tuple[float, float], 
 
 def test_no_layer_is_swapped_where_the_largest_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     large, small = weights(40, 64), weights(8, 64)
-    monkeypatch.setattr(selfcheck, "RACED_BYTES", large.weight.nbytes)
-    monkeypatch.setattr(selfcheck, "Emulator", type(None))  # on a GPU there is none
+    monkeypatch.setattr(kernels, "RACED_BYTES", large.weight.nbytes)
+    monkeypatch.setattr(kernels, "Emulator", type(None))  # on a GPU there is none
     asked: list[DenseWeights] = []
     verdicts = cycle(["takes long", None])
-    monkeypatch.setattr(selfcheck, "race_dense_product", lambda product, layer: asked.append(layer) or next(verdicts))
+    monkeypatch.setattr(kernels, "race_dense_product", lambda product, layer: asked.append(layer) or next(verdicts))
     lost, won = CheckedDense(GPU), CheckedDense(GPU)
     for dense in (lost, won):
         dense.meet([small, large])
@@ -104,8 +113,8 @@ def test_no_layer_is_swapped_where_the_largest_is_slower(monkeypatch: pytest.Mon
 
 
 def test_the_emulator_is_in_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "RACED_BYTES", 1)
-    monkeypatch.setattr(selfcheck, "race_dense_product", lambda product, layer: "takes long")
+    monkeypatch.setattr(kernels, "RACED_BYTES", 1)
+    monkeypatch.setattr(kernels, "race_dense_product", lambda product, layer: "takes long")
     dense = CheckedDense(GPU)
     dense.meet([weights(8, 64)])
     assert dense.of(weights(8, 64)) is not None

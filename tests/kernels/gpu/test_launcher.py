@@ -51,11 +51,9 @@ from ingot.kernels.paged_attention.inputs import KernelRows, KVSlabs, page_copie
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import RopeKernel, RopeShape
 from ingot.kernels.paged_attention.shapes import TUNINGS, AttentionShape, AttentionTuning
-from ingot.kernels.recurrent.gated_delta import DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import KERNELS, MixerShape, random_weights
-from ingot.kernels.recurrent.short_conv import ShortConvShape
 from tests.kernels.gpu.fake_nvrtc import fake_nvrtc, needs_compiler
 from tests.kernels.paged_attention.memory import START, VECTORS
 

@@ -8,9 +8,8 @@ import pytest
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
-from ingot.kernels.moe import selfcheck
-from ingot.kernels.moe.kernels import RouterShape
-from ingot.kernels.moe.selfcheck import CheckedMoe, check_moe_kernels
+from ingot.kernels.moe import kernels
+from ingot.kernels.moe.kernels import CheckedMoe, RouterShape, check_moe_kernels
 from tests.kernels.paged_attention.memory import emulated
 
 pytestmark = emulated
@@ -46,7 +45,7 @@ def test_a_kernel_that_is_wrong_is_named(
         def rewritten(self, text: KernelText) -> KernelText:
             return text._replace(body=text.body.replace(old, new))
 
-    monkeypatch.setattr(selfcheck, "required_launcher", lambda device: Broken())
+    monkeypatch.setattr(kernels, "required_launcher", lambda device: Broken())
     checked = CheckedMoe(GPU)
     assert checked.of(SHAPES[kind], mx.bfloat16, bias=None, eps=0.0, scale=1.0) is None
     assert next(iter(checked.wrong.values())).startswith(said)

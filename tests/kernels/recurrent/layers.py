@@ -9,11 +9,16 @@ import mlx.core as mx
 import numpy as np
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.recurrent.gated_delta import DeltaKernels, DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans
-from ingot.kernels.recurrent.mamba2 import Mamba2Kernels, Mamba2Shape
+from ingot.kernels.recurrent.mixers import (
+    DeltaKernels,
+    DeltaShape,
+    Mamba2Kernels,
+    Mamba2Shape,
+    ShortConvKernels,
+    ShortConvShape,
+)
 from ingot.kernels.recurrent.selfcheck import MixerShape, gate_columns, random_weights
-from ingot.kernels.recurrent.short_conv import ShortConvKernels, ShortConvShape
 
 SLOTS = 4
 Piece = tuple[int, int, int, int]

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
-from ingot.kernels.recurrent.gated_delta import DeltaKernels, DeltaShape
 from ingot.kernels.recurrent.kernels import RecurrentSpans, locate_states
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaKernels, DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import MixerShape
-from ingot.kernels.recurrent.short_conv import ShortConvShape
 from tests.kernels.paged_attention.memory import emulated
 from tests.kernels.recurrent.layers import Layer, close
 

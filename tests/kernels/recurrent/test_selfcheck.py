@@ -10,10 +10,8 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
 from ingot.kernels.recurrent import selfcheck
-from ingot.kernels.recurrent.gated_delta import DeltaShape
-from ingot.kernels.recurrent.mamba2 import Mamba2Shape
+from ingot.kernels.recurrent.mixers import DeltaShape, Mamba2Shape, ShortConvShape
 from ingot.kernels.recurrent.selfcheck import CheckedRecurrences, MixerShape, check_recurrent_kernels, random_weights
-from ingot.kernels.recurrent.short_conv import ShortConvShape
 from tests import engines
 from tests.kernels.paged_attention.memory import emulated
 

@@ -23,11 +23,12 @@ from ingot.cache.codecs.names import CodecName
 from ingot.cache.codecs.pair import PairCodec
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.cache.records import restore_row, take_record
+from ingot.engine.admission import load_lora
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.decode_graph import capture
 from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.kernel_source import KernelText
-from ingot.kernels.moe import selfcheck
+from ingot.kernels.moe import kernels as moe_kernels
 from ingot.kernels.paged_attention.inputs import MOST_QUERIES, WIDTHS, KernelRows
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.shapes import KVSplits
@@ -41,7 +42,6 @@ from ingot.models.layers.graph_layers import GraphRun, OwnBlock, OwnLayer
 from ingot.models.layers.graph_parts import MoePart
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
-from ingot.models.lora.loading import load_lora
 from tests import engines, tiny
 from tests.memory import pretended
 from tests.models.lora.made import matrices, shapes, write_mlx
@@ -600,7 +600,7 @@ def test_experts_that_give_something_else_do(monkeypatch: pytest.MonkeyPatch) ->
     def broken(self: Emulator, text: KernelText) -> KernelText:
         return text._replace(body=text.body.replace("if (BESIDE) {", "if (BESIDE) {\nwhole *= 2.0f;"))
 
-    monkeypatch.setattr(selfcheck, "check_moe_kernels", lambda *_: None)
+    monkeypatch.setattr(moe_kernels, "check_moe_kernels", lambda *_: None)
     monkeypatch.setattr(Emulator, "rewritten", broken)
     assert "they differ by" in str(stacked(mixture.__wrapped__("glm4_moe")).refusal)
 

@@ -12,8 +12,7 @@ import pytest
 
 from ingot.cache.forward_batch import ForwardPart
 from ingot.engine.memory_budget import MemoryBudget
-from ingot.kernels.dense_matmul.kernels import MOST_ROWS
-from ingot.kernels.dense_matmul.selfcheck import CheckedDense
+from ingot.kernels.dense_matmul.kernels import MOST_ROWS, CheckedDense
 from ingot.kernels.device import Device
 from ingot.kernels.packed_matmul import kernels as packed_kernels
 from ingot.kernels.paged_attention.kernels import has_paged_kernels

@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 
 from ingot.cache.forward_batch import ForwardPart
+from ingot.engine.admission import load_lora
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device, current_device
 from ingot.models.adapter import ModelAdapter, adapt_model
-from ingot.models.lora.loading import load_lora
 from ingot.models.precision import settle_precision
 from ingot.upstream import import_upstream
 from tests import engines, tiny

@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from ingot.engine.admission import load_lora
 from ingot.errors import AdapterError
 from ingot.kernels.device import current_device
 from ingot.models.adapter import ModelAdapter, adapt_model
-from ingot.models.lora.loading import load_lora
 from ingot.models.lora.weights import MlxLoraConfig, PeftLoraConfig, read_lora
 from tests import tiny
 from tests.models.lora.made import matrices, write_mlx, write_peft

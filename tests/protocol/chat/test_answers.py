@@ -247,7 +247,8 @@ def test_a_receipt_says_how_many_calls_were_read_out_of_thinking() -> None:
 def test_a_receipt_says_what_experts_cost_that_had_to_be_read() -> None:
     head, stats = AnswerHead("id", 0, "model", "print"), ExpertStats(0.5, 7, 2, 1, bytes_read=4096, waited_s=0.25)
     receipt = msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing(), experts=stats)))
-    assert receipt["experts"] == {"hits": 7, "predicted": 2, "misses": 1, "read_bytes": 4096, "waited_s": 0.25}
+    counts = {"hits": 7, "predicted": 2, "misses": 1, "read_bytes": 4096, "waited_s": 0.25}
+    assert receipt["experts"] == {"share": 0.5, **counts}
     assert "experts" not in msgspec.to_builtins(Receipt.of(head, Ended(Usage(), Timing())))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.kernels.memory import release_unused_memory
+from ingot.engine.engine import release_unused_memory
 
 
 def test_what_is_drawn_next_refers_to_no_first_weights_that_nobody_computed(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot.cache.block_listing import TOKEN_LIMIT, BlockListing, PrefixBlock
 from ingot.cache.prefix_index import PrefixIndex, ResumeNeeds
 from ingot.cache.prefix_tree import CacheOwner
+from ingot.engine.kv_events import TOKEN_LIMIT, BlockListing, PrefixBlock
 from tests.cache.paper import APPEND, BOTH, HYBRID, WINDOW, index, store
 
 SIZE = 3
