@@ -13,6 +13,7 @@ import numpy as np
 from ingot.media.items import MediaItem
 from ingot.media.layout import Layout
 from ingot.models.adapter import ModelAdapter
+from tests.models.vision.tiny_families import FILES
 
 
 def tiles_of(tower: Any, item: MediaItem) -> list[np.ndarray]:
@@ -167,6 +168,19 @@ def _phi4(model: Any, tiles: list[np.ndarray]) -> mx.array:
     return model.mm_projector(seen[model.config.mm_vision_select_layer])[0]
 
 
+def _molmo(model: Any, tiles: list[np.ndarray], item: MediaItem) -> mx.array:
+    """What its image processor counts as black, and how it orders features, is taken from there."""
+    from mlx_vlm.models.molmo.processing_molmo import MolmoImageProcessor
+
+    picture = next(item.source.frames()).astype(np.float32) / 255
+    _, _, order, masks = MolmoImageProcessor(**FILES["molmo"]).preprocess(picture, 1, 2, 3, 4)
+    pixels = np.stack([patches_of(tile, 8).reshape(-1, 192) for tile in tiles])
+    found, _ = model.vision_tower(mx.array(pixels)[None], mx.array(masks)[None])
+    places = order.reshape(-1)
+    ordered = np.argsort(places, kind="stable")[(places < 0).sum() :]
+    return found.reshape(places.size, -1)[mx.array(ordered)]
+
+
 def _lfm(model: Any, tiles: list[np.ndarray]) -> mx.array:
     patch, shapes, rows = 8, [], []
     for tile in tiles:
@@ -226,25 +240,28 @@ FEATURES = {
     **dict.fromkeys(("minicpmo", "minicpmv4_6"), _minicpm),
     "lfm2_vl": _lfm,
     "llama4": _llama4,
+    "molmo": _molmo,
     "paddleocr_vl": _paddle,
 }
 """By model_type."""
 
 
 def features(model: Any, adapter: ModelAdapter, item: MediaItem) -> mx.array:
-    arranged = (item.layout,) if adapter.family == "deepseekocr" else ()
-    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item), *arranged)
+    further = {"deepseekocr": (item.layout,), "molmo": (item,)}.get(adapter.family, ())
+    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item), *further)
     return found
 
 
 def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[MediaItem]) -> mx.array:
     """Of mlx-vlm's language model, over features of its own tower."""
     language = model.language_model
-    embed = language.model.embed_tokens if "model" in language else language.embed_tokens
+    decoder = language.model if "model" in language else language
+    embed = decoder.wte if "wte" in decoder else decoder.embed_tokens
     embeds = embed(mx.array([tokens]))
     for item in items:
         at = mx.array([position for begin, end in item.runs for position in range(begin, end)])
-        embeds[0, at] = features(model, adapter, item)
+        found = features(model, adapter, item)
+        embeds[0, at] = embeds[0, at] + found if "wte" in decoder else found
     positions = adapter.tower.positions(len(tokens), items)
     if adapter.family == "gemma3n":
         by_layer = language.model.get_per_layer_inputs(mx.array([tokens]))

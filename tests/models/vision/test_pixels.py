@@ -39,6 +39,7 @@ OWN_SHAPE = {
     "minicpmo": ("mlx_vlm.models.minicpmo.processing_minicpmo", "MiniCPMOImageProcessor"),
     "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
     "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
+    "molmo": ("mlx_vlm.models.molmo.processing_molmo", "MolmoImageProcessor"),
     "lfm2_vl": ("mlx_vlm.models.lfm2_vl.processing_lfm2_vl", "Lfm2VlNumpyImageProcessor"),
     "paddleocr_vl": ("mlx_vlm.models.paddleocr_vl.processing_paddleocr_vl", "ImageProcessor"),
 }
@@ -95,6 +96,9 @@ def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
         made = processor(image, return_tensors="np")
         return made["pixel_values"][0][made["pixel_attention_mask"][0].astype(bool)], None
     processor = getattr(importlib.import_module(module), name)(**options)
+    if family == "molmo":  # which rounds colours down where they are given as shares of one
+        patches, tokens, _, _ = processor.preprocess(frame.astype(np.float32), 1, 2, 3, 4)
+        return patches.reshape(-1, 192), int((tokens == 1).sum())
     if family == "lfm2_vl":
         made = processor([image])
         masks = np.asarray(made["pixel_attention_mask"]).astype(bool)
