@@ -452,7 +452,7 @@ class MolmoProcessor(ImagesOnly):
     crops: int
     margins: tuple[int, int]  # patches at a crop's edges that its neighbours see, too
     start: str  # of the whole image
-    fitted: bool = False  # to the canvas, with black edges; otherwise stretched
+    fitted: bool = False  # to the canvas, with black edges; otherwise (2) stretched, and its tokens see each other
     ends: tuple[bool, bool] = (True, True)  # whether a token ends the lines of the whole image, and of the canvas
 
     @classmethod
@@ -509,13 +509,17 @@ class MolmoProcessor(ImagesOnly):
         patches = self.canvas(arranged)
         canvas = Size(*(self.patch * count for count in patches))
         whole, lines = self._lines(self.along, self.along, self.ends[0]), self._lines(*patches, self.ends[1])
+        written, runs = f"{self.start}{whole[0]}{MOLMO_END}<im_start>{lines[0]}{MOLMO_END}", whole[1] + lines[1]
+        around = (0, 0) if self.fitted else (1, 2 if self.ends[1] else 1)
         return Layout(
             self.fit(size, canvas) if self.fitted else canvas,
             Grid(arranged.area + 1, self.along, self.along),
             MOLMO_TOKEN,
-            f"{self.start}{whole[0]}{MOLMO_END}<im_start>{lines[0]}{MOLMO_END}",
-            whole[1] + lines[1],
+            written,
+            runs,
             arranged=arranged,
+            around=around,
+            between=0 if self.fitted else written.count("<") - len(runs) - sum(around),
         )
 
     @staticmethod
@@ -563,6 +567,7 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     "phi4-siglip": Phi4Processor.of,
     "llama4": Llama4Processor.of,
     "molmo": MolmoProcessor.of,
+    "molmo2": MolmoProcessor.of_2,
 }
 """By model_type."""
 

@@ -529,7 +529,7 @@ class VisionSupport:
         computed at once."""
         if vision_encoder is None or self.processor is None or not vision_encoder.tower.bidirectional:
             return
-        needed = self.processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()).features
+        needed = self.processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()).mutual
         if needed > widest:
             raise ConfigError(
                 f"an image of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "

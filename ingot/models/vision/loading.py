@@ -244,6 +244,7 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
         molmo_towers.MOLMO_LANGUAGE,
         stated=molmo_towers.molmo_stated,
     ),
+    "molmo2": VisionFamily(molmo_towers.molmo2_tower, molmo_towers.MOLMO_PARTS, molmo_towers.MOLMO2_LANGUAGE),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

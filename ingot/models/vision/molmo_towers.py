@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from ingot.errors import ModelError
 from ingot.kernels.device import Device
 from ingot.media.image_processors import MOLMO_POOLED, MolmoProcessor
-from ingot.media.images import BILINEAR, Pixels, View
+from ingot.media.images import BILINEAR, BILINEAR_UNFILTERED, Pixels, View
 from ingot.media.layout import Layout, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.qwen import CLIP_NORMALIZATION
@@ -131,9 +132,34 @@ def molmo_parted(weights: dict[str, Any], config: dict[str, Any]) -> dict[str, A
     return found
 
 
-MOLMO_LANGUAGE: Final = LanguagePart(
-    None, (("model.transformer.", ""), ("language_model.model.", "")), stated=molmo_language, parted=molmo_parted
+_PREFIXES: Final = (
+    ("model.transformer.", ""),
+    ("language_model.model.", ""),
+    ("language_model.lm_head.", "lm_head."),
+    ("lm_head.", "lm_head."),
 )
+MOLMO_LANGUAGE: Final = LanguagePart(None, _PREFIXES, stated=molmo_language, parted=molmo_parted)
+
+
+def molmo2_language(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of Molmo 2's language model as that of Qwen 3. Raises ModelError where it is another one."""
+    own = config.get("text_config") or {}
+    usual = {"norm_after": False, "qkv_bias": False, "use_qk_norm": True, "qk_norm_type": "qwen3"}
+    for name, value in {**usual, "rope_scaling_layers": None}.items():
+        if own.get(name, value) != value:
+            raise ModelError(f"Molmo 2 with {name} {own[name]} is not supported: {value} is.")
+    further = int(own.get("additional_vocab_size", 128))
+    return {
+        **own,
+        "model_type": "qwen3",
+        "rms_norm_eps": own.get("layer_norm_eps", own.get("rms_norm_eps", 1e-6)),
+        "vocab_size": own["vocab_size"] + further,
+        "tie_word_embeddings": False,
+        UNSCORED: further,
+    }
+
+
+MOLMO2_LANGUAGE: Final = LanguagePart(None, _PREFIXES, stated=molmo2_language, parted=molmo_parted)
 
 
 def molmo_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
@@ -146,6 +172,7 @@ def molmo_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     if (padding, pooling) != ("pad_and_partial_pad", "attention-meanq"):
         raise ModelError(f"image_padding_embed {padding} with image_pooling_2d {pooling} is not supported.")
     behind = _behind(stated.vit_layers, stated.image_num_layers)
+    _check_positions(own.positional_embedding.shape[0] - 1, rules)
     further = stated.intermediate_size - 3 * rules.patch**2  # what packed weights have no fewer of
     vit = Vit(
         own.patch_embedding,
@@ -172,7 +199,7 @@ def molmo_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
         for number, pads in enumerate((black == 1, (black > 0) & (black < 1))):
             own = mx.array(pads.reshape(-1, 1)).astype(states.dtype)
             states = states + own * vision.pad_embed[number].astype(states.dtype)
-        return _blocks(states, rules, layout)
+        return _blocks(states, _numbers_of(rules, layout))
 
     def project(rows: mx.array) -> mx.array:
         blocks = rows.reshape(rows.shape[0], MOLMO_POOLED**2, -1)
@@ -195,9 +222,74 @@ def molmo_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, devic
     )
 
 
+def molmo2_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:
+    """What is not there of a block at the canvas's edge is left out of its pooling."""
+    vision = model.vision_tower
+    stated, adapter, own = vision.vit_config, vision.adapter_config, vision.image_vit
+    rules = MolmoProcessor.of_2(files)
+    normal = replace(PixelNormalization.stated(files.image_config), resample=BILINEAR_UNFILTERED)
+    _check_positions(own.positional_embedding.shape[0], rules)
+    # Layers are numbered from the end of all that the config states, of which checkpoints leave out the last.
+    whole = config.get("vit_config") or (config.get("vision_config") or {}).get("vit_config") or {}
+    behind = _behind(adapter.vit_layers, int(whole.get("num_hidden_layers", stated.num_hidden_layers)))
+    vit = Vit(
+        own.patch_embedding,
+        [_layer(layer) for layer in own.transformer[: max(behind)]],
+        stated.num_attention_heads,
+        WorkSlicing.on(device),
+        positions=own.positional_embedding,
+        gathered=behind,
+    )
+
+    def views(size: Size, layout: Layout) -> Sequence[View]:
+        return (Size(rules.side, rules.side),), (layout.size,)
+
+    def cut(frames: Sequence[Pixels], layout: Layout) -> Iterator[PixelArray]:
+        yield normal(frames[0])
+        yield from crops(normal(frames[1]), rules, layout)
+
+    def arrange(states: mx.array, layout: Layout) -> mx.array:
+        """With a number behind each block for each of its patches: whether it is there."""
+        numbers = _numbers_of(rules, layout)
+        there = mx.array(numbers >= 0).astype(states.dtype)
+        blocks = _blocks(states, np.maximum(numbers, 0)).reshape(*numbers.shape, -1) * there[..., None]
+        return mx.concatenate([blocks.reshape(numbers.shape[0], -1), there], axis=-1)
+
+    def project(rows: mx.array) -> mx.array:
+        count = MOLMO_POOLED**2
+        there, blocks = rows[:, -count:], rows[:, :-count].reshape(rows.shape[0], count, -1)
+        masked = adapter.pooling_attention_mask
+        shares = there.sum(axis=-1)[:, None, None] if masked else count
+        pooled = vision.image_pooling_2d(
+            blocks.sum(axis=1, keepdims=True) / shares, blocks, attn_mask=(there > 0)[:, None, None] if masked else None
+        )
+        projected: mx.array = vision.image_projector(pooled[:, 0])
+        return projected
+
+    return TiledVisionTower(
+        vit,
+        (vision,),
+        rules.patch,
+        int(adapter.text_hidden_size),
+        normal,
+        views=views,
+        cut=cut,
+        arrange=arrange,
+        project=project,
+        bidirectional=True,
+        added=True,
+    )
+
+
+def _check_positions(learned: int, rules: MolmoProcessor) -> None:
+    """Raises ModelError where a crop has other patches than there are learned positions."""
+    if learned != rules.along**2:
+        raise ModelError(f"{learned} learned positions for crops of {rules.along} by {rules.along} are not supported.")
+
+
 def _behind(stated: Sequence[int], layers: int) -> tuple[int, ...]:
     """How many layers the states are behind that a checkpoint numbers from the first layer, or from the end."""
-    return tuple(1 + (number if number >= 0 else layers + number) for number in stated)
+    return tuple(1 + number % layers for number in stated)
 
 
 def _layer(layer: Any) -> VitLayer:
@@ -237,10 +329,13 @@ def _black(rules: MolmoProcessor, layout: Layout) -> NDArray[np.float32]:
     return np.stack([*found, np.full(along**2, 0.5, dtype=np.float32)])
 
 
-def _blocks(states: mx.array, rules: MolmoProcessor, layout: Layout) -> mx.array:
-    """[features, patches of a block * numbers], of the whole image and then of the canvas."""
+def _numbers_of(rules: MolmoProcessor, layout: Layout) -> NDArray[np.int32]:
     assert layout.arranged is not None, "an image has columns and rows of crops"
-    numbers = _block_numbers(layout.arranged, rules.along, rules.margins)
+    return _block_numbers(layout.arranged, rules.along, rules.margins)
+
+
+def _blocks(states: mx.array, numbers: NDArray[np.int32]) -> mx.array:
+    """[features, patches of a block * numbers], of the whole image and then of the canvas."""
     return states[mx.array(numbers)].reshape(numbers.shape[0], -1)
 
 

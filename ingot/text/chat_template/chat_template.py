@@ -32,7 +32,10 @@ from ingot.text.chat_template.traits import TemplateTraits, probe_traits
 _RENDER_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _LONGEST_REASON = 1000
 _PLAIN_QUESTION = "Hi?"
-_MOLMO = """{{- bos_token or eos_token or '' -}}
+_BEGINNING = "{{- bos_token or eos_token or '' -}}"
+_MOLMO = (
+    _BEGINNING
+    + """
 {%- for message in messages -%}
     {%- if message['role'] != ('assistant' if loop.index0 % 2 else 'user') -%}
         {{- raise_exception('Roles must be user and assistant in turns.') -}}
@@ -46,12 +49,16 @@ _MOLMO = """{{- bos_token or eos_token or '' -}}
     {{- ' ' + message['role'].capitalize() + ': ' + (text.lstrip() if message['role'] == 'assistant' else text) -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- ' Assistant:' -}}{%- endif -%}"""
+)
 
 
 def template_of_family(model_type: str, stated: str | None) -> str | None:
     """The template of a family whose makers' processor writes prompts otherwise than the template that a checkpoint
-    states: Molmo's puts images, and a token that begins the text, before all messages. None for other families."""
-    return _MOLMO if model_type == "molmo" and "image" not in (stated or "") else None
+    states: Molmo's puts images before their message, and a token that begins the text before all; so does Molmo 2's.
+    None for other families."""
+    if model_type == "molmo" and "image" not in (stated or ""):
+        return _MOLMO
+    return _BEGINNING + stated if model_type == "molmo2" and stated and "bos_token" not in stated else None
 
 
 class ChatTemplate:

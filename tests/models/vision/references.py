@@ -181,6 +181,15 @@ def _molmo(model: Any, tiles: list[np.ndarray], item: MediaItem) -> mx.array:
     return found.reshape(places.size, -1)[mx.array(ordered)]
 
 
+def _molmo2(model: Any, tiles: list[np.ndarray], item: MediaItem) -> mx.array:
+    from mlx_vlm.models.molmo2 import processing
+
+    own = processing.Molmo2ImageProcessor(**FILES["molmo2"])
+    pooled = own.preprocess([next(item.source.frames())])["image_token_pooling"]
+    pixels = np.stack([patches_of(tile, 8).reshape(-1, 192) for tile in tiles])
+    return model.vision_tower(mx.array(pixels)[None], mx.array(pooled)[None])
+
+
 def _lfm(model: Any, tiles: list[np.ndarray]) -> mx.array:
     patch, shapes, rows = 8, [], []
     for tile in tiles:
@@ -241,13 +250,14 @@ FEATURES = {
     "lfm2_vl": _lfm,
     "llama4": _llama4,
     "molmo": _molmo,
+    "molmo2": _molmo2,
     "paddleocr_vl": _paddle,
 }
 """By model_type."""
 
 
 def features(model: Any, adapter: ModelAdapter, item: MediaItem) -> mx.array:
-    further = {"deepseekocr": (item.layout,), "molmo": (item,)}.get(adapter.family, ())
+    further = {"deepseekocr": (item.layout,), "molmo": (item,), "molmo2": (item,)}.get(adapter.family, ())
     found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item), *further)
     return found
 
@@ -272,11 +282,22 @@ def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[Med
     if adapter.family.startswith("minicpm"):  # whose positions of three axes are all alike
         positions = np.broadcast_to(np.arange(len(tokens)), (3, len(tokens)))
         return language(mx.array([tokens]), inputs_embeds=embeds, position_ids=mx.array(positions)[:, None]).logits[0]
+    if adapter.family == "molmo2":
+        return language(mx.array([tokens]), inputs_embeds=embeds, mask=_mutual_mask(len(tokens), items)).logits[0]
     if positions is None:
         return language(mx.array([tokens]), inputs_embeds=embeds).logits[0]
     cache = [None] * len(language.model.layers)
     states = language.model(None, inputs_embeds=embeds, cache=cache, position_ids=mx.array(positions)[:, None])
     return language.lm_head(states)[0]
+
+
+def _mutual_mask(count: int, items: list[MediaItem]) -> mx.array:
+    """As transformers has it for one image: its tokens, also those that begin and end lines, see each other, where
+    mlx-vlm lets each see those before it alone."""
+    seen = np.tril(np.ones((count, count), dtype=bool))
+    for item in items:
+        seen[item.begin : item.end, item.begin : item.end] = True
+    return mx.array(seen)[None, None]
 
 
 def _gemma4_logits(model: Any, tokens: list[int], embeds: mx.array, items: list[MediaItem]) -> mx.array:

@@ -24,7 +24,8 @@ from ingot.models.vision.tower import VisualInputs
 from tests.memory import freed_at_once, settled
 from tests.models.vision import references
 from tests.models.vision.looking import looked, prompt_with, reference
-from tests.models.vision.tiny_families import CONFIGS, OWN_SHAPE, packed, saved
+from tests.models.vision.tiny_configs import CONFIGS, OWN_SHAPE
+from tests.models.vision.tiny_families import packed, saved
 
 pytest.importorskip("mlx_vlm")
 
@@ -123,10 +124,8 @@ def test_pictures_give_the_logits_of_mlx_vlm_whole_in_pieces_and_beside_text(til
             row, other, begin, found = rows.new(), rows.new(), 0, []
             other_tokens = [3, 7]
             for end in ends:
-                runs = [
-                    run for item in items for run in item.runs if begin <= run[0] < end and adapter.tower.bidirectional
-                ]
-                bidirectional = tuple((first - begin, last - begin) for first, last in runs)
+                whole = [item for item in items if begin <= item.begin < end and adapter.tower.bidirectional]
+                bidirectional = tuple((item.begin - begin, item.end - begin) for item in whole)
                 parts = [
                     ForwardPart((other,), len(other_tokens)),
                     ForwardPart(

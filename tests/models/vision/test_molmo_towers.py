@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -16,19 +17,20 @@ from tokenizers import Tokenizer as Library
 from ingot.cache.forward_batch import ForwardPart
 from ingot.errors import ModelError
 from ingot.kernels.device import current_device
-from ingot.media.image_processors import MolmoProcessor, states_vision
+from ingot.media.image_processors import PROCESSORS, MolmoProcessor, states_vision
 from ingot.media.layout import ImageLayoutOptions, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.adapter import ModelAdapter, load_model_adapter
-from ingot.models.vision.loading import has_vision_tower
-from ingot.models.vision.molmo_towers import MOLMO_SIZES, molmo_stated
+from ingot.models.vision.loading import has_vision_tower, mlx_vlm_package, unloaded_mlx_vlm_model
+from ingot.models.vision.molmo_towers import MOLMO_SIZES, molmo2_language, molmo2_tower, molmo_stated
 from ingot.protocol.openai.chat import read_chat
 from ingot.protocol.served import ServedModel
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from tests.http.scripted import CARD, settings
 from tests.media.pictures import data_url, file_of
 from tests.models.vision.looking import looked, prompt_with
-from tests.models.vision.tiny_families import FILES, OWN_SHAPE, saved
+from tests.models.vision.tiny_configs import OWN_SHAPE
+from tests.models.vision.tiny_families import FILES, saved
 
 pytest.importorskip("mlx_vlm")
 TOKENS = [3, 111, 5, 113, 8, 2]
@@ -126,21 +128,27 @@ def olmo_logits(weights: dict[str, mx.array], heads: int = 4, groups: int = 2, s
     return product(norm(x, "ln_f"), "ff_out")
 
 
-SPECIAL = ("<|endoftext|>", "<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>")
+SPECIAL = ("<|endoftext|>", "<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<|image|>", "<low_res_im_start>")
 STATED = "{% for message in messages %}{{ message['role'].capitalize() + ': ' + message['content'] }}{% endfor %}"
 
 
-def served(folder: Path) -> ServedModel:
+STATED_2 = """{% for message in messages %}{% if message['content'] is not string %}
+{%- for part in message['content'] if part['type'] == 'image' %}{{ '<|image|>' }}{% endfor %}{% endif %}{% endfor %}
+{%- for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}
+{%- for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endif %}{% endfor %}"""
+
+
+def served(folder: Path, model_type: str = "molmo", template: str = STATED) -> ServedModel:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     library = Library(models.BPE({character: number for number, character in enumerate(alphabet)}, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     library.save(str(folder / "tokenizer.json"))
-    named = {"eos_token": "<|endoftext|>", "chat_template": STATED}
+    named = {"eos_token": "<|endoftext|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
-    (folder / "config.json").write_text(json.dumps({"model_type": "molmo"}))
-    processor = MolmoProcessor.of(ProcessorFiles({"model_type": "molmo"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    processor = PROCESSORS[model_type](ProcessorFiles({"model_type": model_type}))
     card = replace(CARD, vocab=library.get_vocab_size(), context=65_536)
     return ServedModel.of(card, Tokenizer.load(folder), settings(), processor=processor)
 
@@ -176,6 +184,50 @@ def test_a_later_turn_has_its_images_before_itself_and_changes_no_earlier_token(
     written = model.tokenizer.decode(after[len(before) :], skip_special=False)
     assert written.startswith(" A cat.<im_start>") and written.endswith("<im_end> User: And this? Assistant:")
     assert [len(request.media[0]) for request in requests] == [1, 3]
+
+
+@pytest.mark.parametrize("ends", [None, False])
+def test_a_prompt_of_molmo_2_begins_with_a_token_and_has_what_its_processor_writes(
+    ends: bool | None, tmp_path: Path
+) -> None:
+    from mlx_vlm.models.molmo2.processing import Molmo2ImageProcessor
+    from transformers.models.molmo2.processing_molmo2 import Molmo2Processor
+
+    model = served(tmp_path, "molmo2", STATED_2)
+    assert model.processor is not None
+    named = {"use_single_crop_col_tokens": ends}
+    model = replace(model, processor=MolmoProcessor.of_2(ProcessorFiles({}, {}, {}, named)))
+    question = [{"type": "text", "text": "What?"}, image(900, 400)]
+    request = read_chat({"messages": [{"role": "user", "content": question}]}, model, "id").request
+    theirs = SimpleNamespace(image_use_col_tokens=True, use_single_crop_start_token=True, **named)
+    grids = Molmo2ImageProcessor().preprocess([np.full((400, 900, 3), 7, np.uint8)])["image_grids"]
+    written = Molmo2Processor.replace_image_token(theirs, {"image_grids": grids.tolist()}, 0)
+    assert model.tokenizer.decode(list(request.prompts[0]), skip_special=False) == f"<|endoftext|>{written}What?"
+    [[item]] = request.media
+    assert (item.begin, item.end) == (1, len(request.prompts[0]) - len("What?"))
+    assert item.layout.mutual == item.end - item.begin
+
+
+def test_layers_of_molmo_2_are_numbered_from_the_end_of_those_its_config_states(tmp_path: Path) -> None:
+    """Its makers' config states 27 and their checkpoints have 25; mlx-vlm numbers those from their end."""
+    config = json.loads(json.dumps(OWN_SHAPE["molmo2"]))
+    config["vit_config"] |= {"num_hidden_layers": 27}
+    config["adapter_config"] |= {"vit_layers": [-3, -9]}
+    package = mlx_vlm_package(config)
+    model = unloaded_mlx_vlm_model(package, config)
+    assert len(model.vision_tower.image_vit.transformer) == 25
+    files = ProcessorFiles(config, FILES["molmo2"])
+    tower: Any = molmo2_tower(model, config, files, current_device())
+    assert tower.encoder.gathered == (25, 19) and len(tower.encoder.layers) == 25
+
+
+@pytest.mark.parametrize(
+    "other", [{"norm_after": True}, {"qk_norm_type": "olmo3"}, {"qkv_bias": True}, {"rope_scaling_layers": [3]}]
+)
+def test_another_language_model_of_molmo_2_is_refused_by_name(other: dict[str, Any]) -> None:
+    config = {**OWN_SHAPE["molmo2"], "text_config": {**OWN_SHAPE["molmo2"]["text_config"], **other}}
+    with pytest.raises(ModelError, match=next(iter(other))):
+        molmo2_language(config)
 
 
 @pytest.mark.parametrize("size", [Size(1000, 30), Size(56, 2000), Size(112, 113), Size(1, 1), Size(3000, 2900)])

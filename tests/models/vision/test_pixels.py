@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -145,6 +146,34 @@ def test_patches_and_their_number_are_those_of_the_familys_own_processor(family:
         assert found.size == wanted.size, size
         assert np.abs(found.reshape(wanted.shape) - wanted).max() < 1e-5, size
         assert count in (None, layout.features), size
+
+
+def interpolated(frame: np.ndarray, size: Any, resample: Any) -> np.ndarray:
+    """Resized as torch does without antialiasing, in floating point, and rounded."""
+    found = frame.astype(np.float64)
+    for axis, new in enumerate(size):
+        old = found.shape[axis]
+        at = (np.arange(new) + 0.5) * old / new - 0.5
+        found = np.apply_along_axis(lambda line, at=at: np.interp(at, np.arange(len(line)), line), axis, found)
+    return np.rint(found).astype(np.float32) / 255
+
+
+def test_molmo_2_is_given_what_its_makers_resize_without_antialiasing(tmp_path: Path) -> None:
+    """mlx-vlm, which cuts crops as they do, resizes with it."""
+    theirs = importlib.import_module("mlx_vlm.models.molmo2.processing")
+    folder = saved("molmo2", tmp_path)
+    tower: Any = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
+    random = np.random.default_rng(3)
+    for size in (*SIZES, Size(900, 700)):
+        frame = drawn_frame(random, *size)
+        layout = read_processor(folder).image_layout(size, ImageLayoutOptions())
+        with mock.patch.object(theirs, "resize_image_pil", interpolated):
+            made = theirs.Molmo2ImageProcessor(**FILES["molmo2"]).preprocess([frame])
+        found = tower.pixels(item_at(0, "image", layout, [frame])).reshape(made["pixel_values"].shape)
+        off = np.abs(found - made["pixel_values"])
+        # Halves may be rounded otherwise in single precision.
+        assert off.max() < 0.008 and (off > 1e-5).mean() < 0.05, size
+        assert layout.features == len(made["image_token_pooling"])
 
 
 @pytest.mark.parametrize("size", [Size(300, 200), Size(700, 420), Size(420, 1000), Size(641, 640)])
