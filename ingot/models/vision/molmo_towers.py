@@ -24,7 +24,7 @@ from ingot.media.layout import Layout, Size
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.vision.qwen import CLIP_NORMALIZATION
 from ingot.models.vision.tiles import PixelNormalization, TiledVisionTower, on_canvas
-from ingot.models.vision.tower import UNSCORED, LanguagePart, PixelArray
+from ingot.models.vision.tower import LanguagePart, PixelArray
 from ingot.models.vision.vit import Vit, VitLayer, WorkSlicing, joint_projection_of
 
 MOLMO_PARTS: Final = ("vision_tower",)
@@ -51,7 +51,8 @@ def _molmo_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """The makers' config states all at its top; mlx-vlm's in parts."""
     inside = config.get("text_config") or {}
     found = {name: config.get(stated, inside.get(name, default)) for name, (stated, default) in MOLMO_SIZES.items()}
-    return {**found, "n_kv_heads": found["n_kv_heads"] or found["n_heads"]}
+    instead = {"n_kv_heads": "n_heads", "embedding_size": "vocab_size"}
+    return {**found, **{name: found[other] for name, other in instead.items() if not found[name]}}
 
 
 def molmo_stated(config: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,6 @@ def molmo_language(config: dict[str, Any]) -> dict[str, Any]:
     own = _molmo_sizes(config)
     if not own["norm_after"] and not own["qkv_bias"]:
         raise ModelError("Molmo with qkv_bias false is not supported unless norm_after is true.")
-    embedded = own["embedding_size"] + own["additional_vocab_size"]
     return {
         "model_type": "olmo2" if own["norm_after"] else "qwen2",
         "hidden_size": own["d_model"],
@@ -85,9 +85,8 @@ def molmo_language(config: dict[str, Any]) -> dict[str, Any]:
         "rms_norm_eps": own["layer_norm_eps"],
         "rope_theta": own["rope_theta"],
         "max_position_embeddings": own["max_position_embeddings"],
-        "vocab_size": embedded,
+        "vocab_size": own["embedding_size"] + own["additional_vocab_size"],
         "tie_word_embeddings": False,
-        UNSCORED: embedded - own["vocab_size"],
     }
 
 
@@ -138,7 +137,7 @@ _PREFIXES: Final = (
     ("language_model.lm_head.", "lm_head."),
     ("lm_head.", "lm_head."),
 )
-MOLMO_LANGUAGE: Final = LanguagePart(None, _PREFIXES, stated=molmo_language, parted=molmo_parted)
+MOLMO_LANGUAGE: Final = LanguagePart(None, _PREFIXES, stated=molmo_language, parted=molmo_parted, fewer_scores=True)
 
 
 def molmo2_language(config: dict[str, Any]) -> dict[str, Any]:
@@ -148,18 +147,16 @@ def molmo2_language(config: dict[str, Any]) -> dict[str, Any]:
     for name, value in {**usual, "rope_scaling_layers": None}.items():
         if own.get(name, value) != value:
             raise ModelError(f"Molmo 2 with {name} {own[name]} is not supported: {value} is.")
-    further = int(own.get("additional_vocab_size", 128))
     return {
         **own,
         "model_type": "qwen3",
         "rms_norm_eps": own.get("layer_norm_eps", own.get("rms_norm_eps", 1e-6)),
-        "vocab_size": own["vocab_size"] + further,
+        "vocab_size": own["vocab_size"] + int(own.get("additional_vocab_size", 128)),
         "tie_word_embeddings": False,
-        UNSCORED: further,
     }
 
 
-MOLMO2_LANGUAGE: Final = LanguagePart(None, _PREFIXES, stated=molmo2_language, parted=molmo_parted)
+MOLMO2_LANGUAGE: Final = LanguagePart(None, _PREFIXES, stated=molmo2_language, parted=molmo_parted, fewer_scores=True)
 
 
 def molmo_tower(model: Any, config: dict[str, Any], files: ProcessorFiles, device: Device) -> TiledVisionTower:

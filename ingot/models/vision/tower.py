@@ -209,10 +209,7 @@ class LanguagePart:
     stated: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # its own config, made from the whole one
     parted: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
     """The renamed weights as mlx-lm's class has them, by that config, where that splits and joins some."""
-
-
-UNSCORED: Final = "unscored_tokens"
-"""The key of so many of the last tokens in a language model's config that its output head has no rows for."""
+    fewer_scores: bool = False  # its output head has no rows for the last of the tokens that it embeds
 
 
 LANGUAGE_PREFIXES: Final = (
@@ -237,7 +234,7 @@ def language_classes(part: LanguagePart) -> ClassFinder:
         own_config = _language_config(config, part)
         model_class, args_class = model_classes(config=own_config)
         layers = own_config.get("num_hidden_layers")
-        base = _with_fewer_scores(model_class, own_config[UNSCORED]) if own_config.get(UNSCORED) else model_class
+        base = _with_fewer_scores(model_class) if part.fewer_scores else model_class
 
         class Language(base):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +242,7 @@ def language_classes(part: LanguagePart) -> ClassFinder:
                     name: weight for name, weight in _language_weights(weights, part) if not _is_behind(name, layers)
                 }
                 own = own if part.parted is None else part.parted(own, own_config)
-                return super().sanitize(own) if hasattr(model_class, "sanitize") else own
+                return super().sanitize(own) if hasattr(base, "sanitize") else own
 
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
             @classmethod
@@ -257,18 +254,21 @@ def language_classes(part: LanguagePart) -> ClassFinder:
     return find_classes
 
 
-def _with_fewer_scores(model_class: type, unscored: int) -> type:
-    """A model whose output head has no rows for the last of the tokens that it embeds. It never gives them."""
+def _with_fewer_scores(model_class: type) -> type:
+    """A model whose output head has as many rows as its files say. It never gives the last tokens, which have none."""
 
     class FewerScores(model_class):
-        def __init__(self, args: Any) -> None:
-            super().__init__(args)
-            self.lm_head = nn.Linear(args.hidden_size, args.vocab_size - unscored, bias=False)
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            own: dict[str, Any] = super().sanitize(weights) if hasattr(model_class, "sanitize") else weights
+            if (head := own.get("lm_head.weight")) is not None:
+                self.lm_head = nn.Linear(self.args.hidden_size, head.shape[0], bias=False)
+            return own
 
         def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
             logits: mx.array = super().__call__(*args, **kwargs)
+            unscored = max(0, self.args.vocab_size - logits.shape[-1])
             never = mx.full((*logits.shape[:-1], unscored), -mx.inf, dtype=logits.dtype)
-            return mx.concatenate([logits, never], axis=-1)
+            return mx.concatenate([logits, never], axis=-1) if unscored else logits
 
     return FewerScores
 
