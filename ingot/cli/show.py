@@ -115,7 +115,7 @@ def _facts_of_folder(folder: Path) -> dict[str, Any]:
 
 def _facts_of_text(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """What it sees, what its chat template supports, and how its makers sample."""
-    from ingot.media.image_processors import PROCESSORS
+    from ingot.media.image_processors import PROCESSORS, states_vision
     from ingot.models.files.packaged import packaged_sampling
     from ingot.protocol.chat.sampling_defaults import sampling_body, sampling_defaults
     from ingot.text.input_files import read_generation_config, states_sampling
@@ -126,7 +126,7 @@ def _facts_of_text(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         tokenizer = Tokenizer.load(folder)
     except Exception:  # of a model that has none, or none that generates
         return {}
-    sees = any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor"))
+    sees = states_vision(config)
     supported = "images" if config.get("model_type") in PROCESSORS else "images (its tower is not supported)"
     facts: dict[str, Any] = {"takes": ["text", *([supported] if sees else [])]}
     if tokenizer.template is None:

@@ -213,7 +213,7 @@ DIGEST_WORDS = 4
 class PromptMedia:
     items: tuple[MediaItem, ...]
     positions: PositionArray | None = None  # [3, tokens of the prompt], where the model has three axes
-    bidirectional: bool = False  # whether the tokens of a run all attend to each other
+    bidirectional: bool = False  # whether the tokens of an item all attend to each other
     features: dict[bytes, VisionFeatures] = field(default_factory=dict)
     """By digest, of the items that are still to be prefilled."""
 
@@ -259,20 +259,20 @@ class PromptMedia:
         return next((item for item in self.items if item.begin < index < item.end), None)
 
     def uncut(self, begin: int, count: int) -> int:
-        """How many tokens from `begin` on can be computed at once: `count`, or as many as it takes to cut no run whose
+        """How many tokens from `begin` on can be computed at once: `count`, or as many as it takes to cut no item whose
         tokens attend to each other."""
-        for start, stop in self._mutual_runs:
+        for start, stop in self._mutual_spans:
             if start < begin + count < stop:
                 return (start if start > begin else stop) - begin
         return count
 
     def mutual_within(self, begin: int, end: int) -> tuple[TokenSpan, ...]:
-        """Runs in tokens [begin, end) whose tokens attend to each other, relative to `begin`."""
-        return tuple((start - begin, stop - begin) for start, stop in self._mutual_runs if begin <= start < end)
+        """Items in tokens [begin, end) whose tokens attend to each other, relative to `begin`."""
+        return tuple((start - begin, stop - begin) for start, stop in self._mutual_spans if begin <= start < end)
 
     @property
-    def _mutual_runs(self) -> Iterator[TokenSpan]:
-        return (run for item in self.items if self.bidirectional for run in item.runs)
+    def _mutual_spans(self) -> Iterator[TokenSpan]:
+        return ((item.begin, item.end) for item in self.items if self.bidirectional)
 
     def ahead(self, computed: int) -> list[MediaItem]:
         """Items whose features a sequence needs after so many computed tokens, each content once."""

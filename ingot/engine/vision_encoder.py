@@ -350,19 +350,20 @@ def visual_inputs(spans: Iterable[TokenSpan]) -> VisualInputs | None:
     """The features of a forward pass over these spans, one behind the other; None where no token stands for any."""
     positions: list[int] = []
     rows: list[tuple[mx.array, ...]] = []
-    number = 0
+    number, added = 0, False
     for sequence, begin, count in spans:
         media = sequence.prompt_media
         for digest, features, at in () if media is None else media.seen(begin, begin + count):
             assert media is not None
             features_of_item = media.features[digest]
+            added = features_of_item.added  # as those of all others of this model
             rows.append(tuple(array[features.start : features.stop] for array in features_of_item.arrays))
             positions += range(number + at.start - begin, number + at.stop - begin)
         number += count
     if not rows:
         return None
     joined = [each[0] if len(each) == 1 else mx.concatenate(list(each)) for each in zip(*rows, strict=True)]
-    return VisualInputs(mx.array(positions, dtype=mx.int32), joined[0], tuple(joined[1:]))
+    return VisualInputs(mx.array(positions, dtype=mx.int32), joined[0], tuple(joined[1:]), added)
 
 
 VISION_SHARE = 1 / 8

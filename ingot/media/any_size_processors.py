@@ -411,7 +411,7 @@ class Llama4Processor(ImagesOnly):
         return Size(max(1, min(math.floor(size.width * down), canvas.width)), canvas.height)
 
 
-def _float32(number: float) -> float:
+def float32(number: float) -> float:
     rounded: float = struct.unpack("f", struct.pack("f", number))[0]
     return rounded
 
@@ -421,7 +421,7 @@ def llama4_canvas(size: Size, side: int, most: int, largest: bool) -> tuple[int,
     """Columns and rows of tiles: where the image is enlarged least, or else made smaller least, and of those the
     smallest. Scales are compared as its makers do, in float32."""
     every = [(columns, rows) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
-    scales = [_float32(min(columns * side / size.width, rows * side / size.height)) for columns, rows in every]
+    scales = [float32(min(columns * side / size.width, rows * side / size.height)) for columns, rows in every]
     enlarging = [scale for scale in scales if scale >= 1]
     chosen = (max if largest else min)(enlarging) if enlarging else max(scales)
     fitting = [each for each, scale in zip(every, scales, strict=True) if scale == chosen]

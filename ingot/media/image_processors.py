@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ingot.media import bounds
 from ingot.media.any_size_processors import (
@@ -24,6 +25,7 @@ from ingot.media.any_size_processors import (
     MergedPatchesProcessor,
     MiniCpmProcessor,
     Phi4Processor,
+    float32,
 )
 from ingot.media.layout import (
     Grid,
@@ -432,6 +434,118 @@ class Phi3Processor(ImagesOnly):
         return (along, across) if size.width >= size.height else (across, along)
 
 
+MOLMO_IMAGE, MOLMO_TOKEN, MOLMO_END = "<|image|>", "<im_patch>", "<im_end>"
+MOLMO_POOLED: Final = 2
+"""Patches along each side of a block that becomes one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class MolmoProcessor(ImagesOnly):
+    """The whole image on a square, and then crops of a canvas, which overlap. Tokens are those of the canvas, without
+    what crops see twice."""
+
+    FAMILY = "Molmo"
+    PLACEHOLDER = MOLMO_IMAGE
+
+    side: int
+    patch: int
+    crops: int
+    margins: tuple[int, int]  # patches at a crop's edges that its neighbours see, too
+    start: str  # of the whole image
+    fitted: bool = False  # to the canvas, with black edges; otherwise (2) stretched, and its tokens see each other
+    ends: tuple[bool, bool] = (True, True)  # whether a token ends the lines of the whole image, and of the canvas
+
+    @classmethod
+    def of(cls, files: ProcessorFiles) -> MolmoProcessor:
+        stated = files.image_config
+        return cls(
+            int((stated.get("base_image_input_size") or [336])[0]),
+            int(stated.get("image_patch_size", 14)),
+            int(stated.get("max_crops", 12)),
+            cls._margins(stated.get("overlap_margins")),
+            "<im_start>",
+            fitted=True,
+        )
+
+    @classmethod
+    def of_2(cls, files: ProcessorFiles) -> MolmoProcessor:
+        stated, named = files.image_config, files.processor
+        ends = bool(named.get("image_use_col_tokens", True))
+        whole_ends = named.get("use_single_crop_col_tokens")
+        return cls(
+            config_side(stated, "size", 378),
+            int(stated.get("patch_size", 14)),
+            int(stated.get("max_crops", 8)),
+            cls._margins(stated.get("overlap_margins")),
+            "<low_res_im_start>" if named.get("use_single_crop_start_token", True) else "<im_start>",
+            ends=(ends if whole_ends is None else bool(whole_ends), ends),
+        )
+
+    @staticmethod
+    def _margins(stated: Sequence[int] | None) -> tuple[int, int]:
+        left, right = stated or (4, 4)
+        return int(left), int(right)
+
+    @property
+    def along(self) -> int:
+        """Patches along a side of a crop."""
+        return self.side // self.patch
+
+    def canvas(self, arranged: Size) -> Size:
+        """The size, in patches, of so many columns and rows of crops."""
+        window = self.along - sum(self.margins)
+        return Size(*(count * window + sum(self.margins) for count in arranged))
+
+    def fit(self, size: Size, canvas: Size) -> Size:
+        """The largest size on a canvas, computed in float32 as the family's own processor does."""
+        scale = min(float32(most / side) for side, most in zip(size, canvas, strict=True))
+        return Size(*(max(1, int(float32(side * scale))) for side in size))
+
+    def _image(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
+        crops = 1 if layout_options.detail == "low" else self.crops
+        margin = sum(self.margins) * self.patch
+        inner = size.width - margin, size.height - margin
+        arranged = molmo_arrangement(*inner, self.side - margin, crops)
+        patches = self.canvas(arranged)
+        canvas = Size(*(self.patch * count for count in patches))
+        whole, lines = self._lines(self.along, self.along, self.ends[0]), self._lines(*patches, self.ends[1])
+        written, runs = f"{self.start}{whole[0]}{MOLMO_END}<im_start>{lines[0]}{MOLMO_END}", whole[1] + lines[1]
+        around = (0, 0) if self.fitted else (1, 2 if self.ends[1] else 1)
+        return Layout(
+            self.fit(size, canvas) if self.fitted else canvas,
+            Grid(arranged.area + 1, self.along, self.along),
+            MOLMO_TOKEN,
+            written,
+            runs,
+            arranged=arranged,
+            around=around,
+            between=0 if self.fitted else written.count("<") - len(runs) - sum(around),
+        )
+
+    @staticmethod
+    def _lines(columns: int, rows: int, ends: bool) -> tuple[str, tuple[int, ...]]:
+        """What is written for so many patches, and its runs."""
+        across, down = (-(-count // MOLMO_POOLED) for count in (columns, rows))
+        return ((MOLMO_TOKEN + "<im_col>") * down, (across,) * down) if ends else (MOLMO_TOKEN, (across * down,))
+
+
+@lru_cache(maxsize=256)
+def molmo_arrangement(width: int, height: int, window: int, most: int) -> Size:
+    """Columns and rows of at most so many crops: of those that the image is enlarged for least, or else made smaller
+    for least, the fewest, and then the fewest rows. An image may be narrower than its margins."""
+
+    def scale(count: int, side: int) -> float:
+        return float32(count * window / side) if side else math.inf
+
+    every = sorted(
+        (rows * columns, rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)
+    )
+    scales = {each: min(scale(each[1], height), scale(each[2], width)) for each in every}
+    enlarging = [each for each in every if scales[each] >= 1]
+    _, rows, columns = min(enlarging, key=scales.__getitem__) if enlarging else max(every, key=scales.__getitem__)
+    return Size(columns, rows)
+
+
 PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), QwenProcessor.of),
     "gemma3": GemmaProcessor.of,
@@ -452,8 +566,16 @@ PROCESSORS: Final[Mapping[str, Callable[[ProcessorFiles], MediaProcessor]]] = {
     "deepseekocr": DeepSeekOcrProcessor.of,
     "phi4-siglip": Phi4Processor.of,
     "llama4": Llama4Processor.of,
+    "molmo": MolmoProcessor.of,
+    "molmo2": MolmoProcessor.of_2,
 }
 """By model_type."""
+
+
+def states_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a config is of a model with a vision tower. Molmo's makers state none: each has the same."""
+    parts = ("vision_config", "vit_config", "img_processor")
+    return config.get("model_type") == "molmo" or any(isinstance(config.get(part), Mapping) for part in parts)
 
 
 def read_processor(folder: Path) -> MediaProcessor | None:

@@ -35,6 +35,8 @@ View = tuple[Size, ...]
 LANCZOS: Final = 1
 BILINEAR: Final = 2
 BICUBIC: Final = 3
+BILINEAR_UNFILTERED: Final = 102
+"""None of Pillow's: from the two by two nearest pixels, however much smaller the image becomes."""
 NO_PILLOW: Final = "This server cannot unpack images: its `ingot doctor` says what to install."
 
 
@@ -132,6 +134,8 @@ _TRANSPOSES: Final = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 """By EXIF's orientation, Pillow's transposition from the stored to the displayed image."""
 _BAND: Final = 1 << 20
 """Pixels that are converted at a time."""
+_NARROW_BAND: Final = 1 << 17
+"""Pixels that are resized at a time, in floating point."""
 
 
 def image_header_job(data: bytes) -> Iterator[tuple[Any, bytes]]:
@@ -157,8 +161,46 @@ def render_views(
             source, chain = resized[chain], (*chain, (width, height))
             if chain not in resized:
                 same = source.size == (width, height)
-                resized[chain] = source if same else source.resize((width, height), Image.Resampling(resample))
+                if resample == BILINEAR_UNFILTERED and not same:
+                    resized[chain] = _resize_unfiltered(source, Size(width, height))
+                else:
+                    resized[chain] = source if same else source.resize((width, height), Image.Resampling(resample))
         yield None, resized[chain].tobytes()
+
+
+def _resize_unfiltered(image: Images.Image, size: Size) -> Images.Image:
+    """As torch does without antialiasing, a few rows at a time."""
+    from PIL import Image
+
+    made = Image.new("RGB", size)
+    columns, rows = (_neighbours(old, new) for old, new in zip(image.size, size, strict=True))
+    each = max(1.0, image.height / size.height) * image.width
+    step = max(1, int(_NARROW_BAND / max(each, size.width)))
+    for begin in range(0, size.height, step):
+        near, far, share = (rows[0][begin:][:step], rows[1][begin:][:step], rows[2][begin:][:step])
+        first, last = int(near[0]), int(far[-1]) + 1
+        band = np.asarray(image.crop((0, first, image.width, last))).astype(np.float32)
+        across = _between(band, columns, 1)
+        found = _between(across, (near - first, far - first, share), 0)
+        made.paste(Image.fromarray(np.rint(found).astype(np.uint8)), (0, begin))
+    return made
+
+
+Neighbours = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
+"""For each new place along an axis the old ones before and behind it, and the share of the second."""
+
+
+def _neighbours(old: int, new: int) -> Neighbours:
+    at = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
+    near = at.astype(np.int64)
+    return near, np.minimum(near + 1, old - 1), (at - near).astype(np.float32)
+
+
+def _between(pixels: NDArray[np.float32], neighbours: Neighbours, axis: int) -> NDArray[np.float32]:
+    near, far, share = neighbours
+    one, other = np.take(pixels, near, axis=axis), np.take(pixels, far, axis=axis)
+    found: NDArray[np.float32] = one + (other - one) * share.reshape((-1, 1) if axis else (-1, 1, 1))
+    return found
 
 
 def read_image_header(data: bytes) -> ImageHeader:

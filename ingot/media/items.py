@@ -155,11 +155,11 @@ class MediaItem:
 
     @property
     def begin(self) -> int:
-        return self.runs[0][0]
+        return self.runs[0][0] - self.layout.around[0]
 
     @property
     def end(self) -> int:
-        return self.runs[-1][1]
+        return self.runs[-1][1] + self.layout.around[1]
 
     @property
     def grid(self) -> Grid:

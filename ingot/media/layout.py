@@ -50,6 +50,8 @@ class Layout:
     covered: Size | None = None  # the patches that an image covers of its tiles; None: all of them
     apart: Grid | None = None  # of tiles behind those of `grid` that have another one
     arranged: Size | None = None  # columns and rows of tiles
+    around: tuple[int, int] = (0, 0)  # tokens before the first run and behind the last that attend to all of it, too
+    between: int = 0  # tokens between runs, where those of an image attend to each other
 
     def __post_init__(self) -> None:
         assert self.written.count(self.token) == len(self.runs), "there must be a run for each token"
@@ -57,6 +59,11 @@ class Layout:
     @property
     def features(self) -> int:
         return sum(self.runs)
+
+    @property
+    def mutual(self) -> int:
+        """Tokens that are computed at once, where those of an image attend to each other."""
+        return self.features + self.between + sum(self.around)
 
     @property
     def grids(self) -> tuple[Grid, ...]:

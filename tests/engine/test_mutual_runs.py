@@ -24,7 +24,8 @@ from ingot.models.adapter import load_model_adapter
 from ingot.models.kv_codec import with_kv_codec
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
-from tests.models.vision.tiny_families import VOCAB, saved
+from tests.models.vision.tiny_configs import VOCAB
+from tests.models.vision.tiny_families import saved
 from tests.seeing_engines import asked, start_seeing
 
 pytest.importorskip("mlx_vlm")
@@ -58,6 +59,23 @@ def test_a_chunk_ends_before_a_run_or_behind_it(gemma: Path) -> None:
     assert PromptMedia(tuple(items)).uncut(0, begin + 1) == begin + 1
     assert prompt_media.mutual_within(begin - 1, later) == ((1, 1 + FEATURES),)
     assert prompt_media.mutual_within(end, len(tokens)) == ((later - end, later - end + FEATURES),)
+
+
+def test_tokens_around_a_picture_that_see_it_belong_to_it(tmp_path: Path) -> None:
+    """Molmo 2's begin and end its pictures. Another one of the same size has other keys from the first of them on."""
+    processor = read_processor(saved("molmo2", tmp_path / "molmo2"))
+    tokens, [item] = prompt_with(processor, 3, ["image"])
+    before, behind = item.layout.around
+    assert (before, behind) == (1, 2)
+    assert (item.begin + before, item.end - behind) == (item.runs[0][0], item.runs[-1][1])
+    prompt_media = PromptMedia((item,), bidirectional=True)
+    assert prompt_media.uncut(0, item.begin + 1) == item.begin
+    assert prompt_media.uncut(item.begin, 1) == item.end - item.begin
+    assert prompt_media.inside(item.runs[0][0]) is prompt_media.inside(item.runs[-1][1]) is item
+    assert prompt_media.mutual_within(0, len(tokens)) == ((item.begin, item.end),)
+    other = PromptMedia((replace(item, digest=bytes(32)),), bidirectional=True)
+    one, another = prompt_media.keyed(tokens), other.keyed(tokens)
+    assert one[: item.begin] == another[: item.begin] and one[item.begin] != another[item.begin]
 
 
 def test_answers_are_the_same_however_a_prompt_is_cut(gemma: Path) -> None:

@@ -16,7 +16,8 @@ from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
-from tests.models.vision.tiny_families import CONFIGS, OWN_SHAPE, VOCAB, saved
+from tests.models.vision.tiny_configs import CONFIGS, OWN_SHAPE, VOCAB
+from tests.models.vision.tiny_families import saved
 
 pytest.importorskip("mlx_vlm")
 SETTINGS = Settings(memory="1GB", dtype="float32", deterministic=True, cache_dir=None)

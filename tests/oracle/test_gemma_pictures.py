@@ -16,7 +16,8 @@ from ingot.media.image_processors import read_processor
 from ingot.models.adapter import load_model_adapter
 from tests.models.vision.looking import prompt_with
 from tests.models.vision.test_families import close, unpatched, visual
-from tests.models.vision.tiny_families import CONFIGS, FILES
+from tests.models.vision.tiny_configs import CONFIGS
+from tests.models.vision.tiny_families import FILES
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.oracle

@@ -47,7 +47,7 @@ from ingot.kernels import device
 from ingot.kernels.cpu import fastblas, native
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CompilationStats, compilation_stats
-from ingot.media.image_processors import read_processor
+from ingot.media.image_processors import read_processor, states_vision
 from ingot.media.layout import ImageLayoutOptions, MediaKind, MediaProcessor
 from ingot.models import adapter as adapters
 from ingot.models.adapter import ModelAdapter
@@ -503,7 +503,7 @@ class VisionSupport:
         notes = []
         if states_vision_tower(config):
             notes.append("text alone: the model's files hold no weights of its vision tower")
-        elif isinstance(config.get("vision_config"), dict):
+        elif states_vision(config):
             notes.append("text alone: its vision tower is of an unknown family")
         asked = [
             name for name, given in (("text-only", settings.text_only), ("media-hosts", settings.media_hosts)) if given
@@ -529,7 +529,7 @@ class VisionSupport:
         computed at once."""
         if vision_encoder is None or self.processor is None or not vision_encoder.tower.bidirectional:
             return
-        needed = self.processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()).features
+        needed = self.processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()).mutual
         if needed > widest:
             raise ConfigError(
                 f"an image of this model is {needed} tokens, which are computed at once, but memory and prefill_chunk "

@@ -208,14 +208,12 @@ def has_vision(name: str, settings: Settings) -> bool:
         if settings.text_only or packaged.find_packaged_model(name) is not None
         else local_model_folder(name, settings)
     )
-    from ingot.media.image_processors import PROCESSORS
+    from ingot.media.image_processors import PROCESSORS, states_vision
 
     if folder is None and (named := find_named_model(name)) is not None:  # so that it is said before it is fetched
         return not settings.text_only and "vision" in named.tasks and named.family in PROCESSORS
     config = {} if folder is None else config_or_empty(folder)
-    if not any(isinstance(config.get(part), dict) for part in ("vision_config", "img_processor")):
-        return False
-    return config.get("model_type") in PROCESSORS
+    return states_vision(config) and config.get("model_type") in PROCESSORS
 
 
 def local_model_folder(name: str, settings: Settings) -> Path | None:

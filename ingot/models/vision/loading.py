@@ -23,7 +23,7 @@ from ingot.errors import ConfigError, ModelError
 from ingot.extras import require_extra
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
-from ingot.media.image_processors import read_processor
+from ingot.media.image_processors import read_processor, states_vision
 from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View
 from ingot.media.items import MediaItem
 from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
@@ -34,7 +34,7 @@ from ingot.models.layers.mlp import swap_gated_mlps
 from ingot.models.layers.modules import swap_each
 from ingot.models.layers.norms import swap_gelus, swap_norms
 from ingot.models.precision import settle_precision
-from ingot.models.vision import any_size_towers, clip_towers, conv_towers, qwen, siglip_towers
+from ingot.models.vision import any_size_towers, clip_towers, conv_towers, molmo_towers, qwen, siglip_towers
 from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
@@ -44,8 +44,7 @@ _TOWER_WORDS: Final = ("vision", "visual", "vpm")
 
 def states_vision_tower(config: dict[str, Any]) -> bool:
     """Whether a config is of a vision model of a known family."""
-    stated = any(isinstance(config.get(name), dict) for name in ("vision_config", "img_processor"))
-    return stated and config.get("model_type") in VISION_FAMILIES
+    return states_vision(config) and config.get("model_type") in VISION_FAMILIES
 
 
 def has_vision_tower(folder: Path, config: dict[str, Any]) -> bool:
@@ -239,6 +238,13 @@ VISION_FAMILIES: Final[Mapping[str, VisionFamily]] = {
         any_size_towers.PHI4_LANGUAGE,
         stated=any_size_towers.phi4_stated,
     ),
+    "molmo": VisionFamily(
+        molmo_towers.molmo_tower,
+        molmo_towers.MOLMO_PARTS,
+        molmo_towers.MOLMO_LANGUAGE,
+        stated=molmo_towers.molmo_stated,
+    ),
+    "molmo2": VisionFamily(molmo_towers.molmo2_tower, molmo_towers.MOLMO_PARTS, molmo_towers.MOLMO2_LANGUAGE),
     "llama4": VisionFamily(siglip_towers.llama4_tower, siglip_towers.LLAMA4_PARTS),
     "paddleocr_vl": VisionFamily(
         any_size_towers.paddle_tower, any_size_towers.PADDLE_PARTS, any_size_towers.PADDLE_LANGUAGE

@@ -139,6 +139,7 @@ class TiledVisionTower:
     deep: int = 0
     axes: tuple[int, ...] | None = None
     locate: LocateTokens | None = None  # where positions have three axes
+    added: bool = False  # features to the embeddings of their tokens
 
     def positions(self, length: int, items: Sequence[MediaItem]) -> PositionArray | None:
         return None if self.locate is None else self.locate(length, items)
@@ -180,12 +181,12 @@ class TiledVisionTower:
         embeddings = embeddings if self.finish is None else self.finish(embeddings, layout)
         embeddings = embeddings * self.hidden**-0.5 if self.scaled else embeddings
         assert embeddings.shape[0] == layout.features, "a layout says how many features there are"
-        return VisionFeatures(embeddings)
+        return VisionFeatures(embeddings, added=self.added)
 
     def needs(self, layout: Layout) -> EncodingBytes:
         grids, numbers = layout.grids, 3 * self.patch**2
         states = sum(grid.t * (grid.h * grid.w + 1) for grid in grids)
-        kept = states * self.encoder.width  # that projectors wait for
+        kept = states * self.encoder.width * (1 if self.arrange is None else 2)  # that projectors wait for
         found = (layout.features if self.finish is None else 3 * states) * self.hidden
         work = self.encoder.held(grids, numbers) + 2 * kept + found
         return EncodingBytes(

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, Final, Protocol
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
@@ -45,6 +46,7 @@ class VisionFeatures:
 
     embeddings: mx.array  # [features, hidden size]; replace the embeddings of tokens
     deep: tuple[mx.array, ...] = ()  # the same shape; each is added behind one of the model's first layers
+    added: bool = False  # to the embeddings of tokens, instead of replacing them
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -112,11 +114,12 @@ class VisualInputs:
     indices: mx.array  # [n]: indices of tokens in the pass
     embeddings: mx.array  # [n, hidden size]
     deep: tuple[mx.array, ...] = ()  # of the same shape; see `VisionFeatures`
+    added: bool = False
 
     def over(self, embedded: mx.array) -> mx.array:
         """Embeddings of tokens [rows, width, size], with features in their places."""
-        flat = embedded.reshape(-1, embedded.shape[-1])
-        flat[self.indices] = self.embeddings.astype(embedded.dtype)
+        flat, features = embedded.reshape(-1, embedded.shape[-1]), self.embeddings.astype(embedded.dtype)
+        flat[self.indices] = flat[self.indices] + features if self.added else features
         return flat.reshape(embedded.shape)
 
     def replacing(self, tokens: mx.array, stand_in: int) -> mx.array:
@@ -203,6 +206,10 @@ class LanguagePart:
     type: str | Callable[[dict[str, Any]], str] | None  # None: that of the language model's own config
     renamed: tuple[tuple[str, str], ...]
     config: str | None = "text_config"  # its key in the whole config; None: it is the whole one
+    stated: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # its own config, made from the whole one
+    parted: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
+    """The renamed weights as mlx-lm's class has them, by that config, where that splits and joins some."""
+    fewer_scores: bool = False  # its output head has no rows for the last of the tokens that it embeds
 
 
 LANGUAGE_PREFIXES: Final = (
@@ -227,13 +234,15 @@ def language_classes(part: LanguagePart) -> ClassFinder:
         own_config = _language_config(config, part)
         model_class, args_class = model_classes(config=own_config)
         layers = own_config.get("num_hidden_layers")
+        base = _with_fewer_scores(model_class) if part.fewer_scores else model_class
 
-        class Language(model_class):  # type: ignore[misc, valid-type]
+        class Language(base):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
                 own = {
                     name: weight for name, weight in _language_weights(weights, part) if not _is_behind(name, layers)
                 }
-                return super().sanitize(own) if hasattr(model_class, "sanitize") else own
+                own = own if part.parted is None else part.parted(own, own_config)
+                return super().sanitize(own) if hasattr(base, "sanitize") else own
 
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
             @classmethod
@@ -245,7 +254,28 @@ def language_classes(part: LanguagePart) -> ClassFinder:
     return find_classes
 
 
+def _with_fewer_scores(model_class: type) -> type:
+    """A model whose output head has as many rows as its files say. It never gives the last tokens, which have none."""
+
+    class FewerScores(model_class):
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            own: dict[str, Any] = super().sanitize(weights) if hasattr(model_class, "sanitize") else weights
+            if (head := own.get("lm_head.weight")) is not None:
+                self.lm_head = nn.Linear(self.args.hidden_size, head.shape[0], bias=False)
+            return own
+
+        def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+            logits: mx.array = super().__call__(*args, **kwargs)
+            unscored = max(0, self.args.vocab_size - logits.shape[-1])
+            never = mx.full((*logits.shape[:-1], unscored), -mx.inf, dtype=logits.dtype)
+            return mx.concatenate([logits, never], axis=-1) if unscored else logits
+
+    return FewerScores
+
+
 def _language_config(config: dict[str, Any], part: LanguagePart) -> dict[str, Any]:
+    if part.stated is not None:
+        return part.stated(config)
     names = () if part.config is None else (part.config, *FURTHER_CONFIG_NAMES)
     own = dict(next((config[name] for name in names if config.get(name)), {}) if names else config)
     if "head_dim" not in own and {"hidden_size", "num_attention_heads"} <= own.keys():

@@ -126,9 +126,14 @@ class Vit:
     opening: RowFunction | None = None  # a norm before all layers
     closing: RowFunction | None = None  # and one after them
     merging: VitMerging | None = None
+    gathered: tuple[int, ...] = ()  # the states behind so many layers each, side by side, are those of all
 
     @property
     def width(self) -> int:
+        return self._row * max(1, len(self.gathered))
+
+    @property
+    def _row(self) -> int:
         width: int = self.patches.weight.shape[0]
         return width
 
@@ -138,18 +143,19 @@ class Vit:
         states = sum(grid.t * (grid.h * grid.w + 1) for grid in grids)
         seen = min(states, max(tile, TILE_PATCHES_TOGETHER))
         rows = min(self.slicing.most, seen)
-        queries = self.slicing.queries(self.heads, self.width // self.heads, tile)
+        queries = self.slicing.queries(self.heads, self._row // self.heads, tile)
         scores = 2 * self.heads * queries * tile if self.slicing.unfused else 0
-        return seen * (numbers + 12 * self.width) + 16 * rows * self.width + scores
+        further = 2 * len(self.gathered)
+        return seen * (numbers + (12 + further) * self._row) + 16 * rows * self._row + scores
 
     def states(
         self, pixels: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
     ) -> VisionWork:
         """See `Encoder`."""
         tiles, _, numbers = pixels.shape
-        rows = self.slicing.rows(numbers * self.width)
+        rows = self.slicing.rows(numbers * self._row)
         x = yield from run_by_rows(self._embed, rows, pixels.reshape(-1, numbers))
-        return (yield from self.layer_states(x.reshape(tiles, -1, self.width), grid, angles, learned))
+        return (yield from self.layer_states(x.reshape(tiles, -1, self._row), grid, angles, learned))
 
     def layer_states(
         self, x: mx.array, grid: Grid, angles: VitRotation | None = None, learned: mx.array | None = None
@@ -161,17 +167,23 @@ class Vit:
         positions = self.positions if learned is None else learned
         x = x if positions is None else x + positions.astype(x.dtype)
         tiles, rows, _ = x.shape
-        x = x.reshape(-1, self.width)
+        x = x.reshape(-1, self._row)
         if angles is not None and tiles > 1:
             angles = mx.tile(angles[0], (tiles, 1, 1)), mx.tile(angles[1], (tiles, 1, 1))
         x = x if self.opening is None else self.opening(x)
         yield [x]
+        kept: dict[int, mx.array] = {}
         for number, layer in enumerate(self.layers, start=1):
             x = yield from layer.run(x, self.heads, tiles, angles, self.slicing)
             if self.merging is not None and self.merging.behind == number:
-                blocks = merge_patches(x.reshape(tiles, rows, self.width), grid, 2)
+                blocks = merge_patches(x.reshape(tiles, rows, self._row), grid, 2)
                 rows, each = blocks.shape[1], self.slicing.rows(self.merging.each)
-                x = yield from run_by_rows(self.merging.merge, each, blocks.reshape(-1, 4 * self.width))
+                x = yield from run_by_rows(self.merging.merge, each, blocks.reshape(-1, 4 * self._row))
+            if number in self.gathered:
+                kept[number] = x
+        if self.gathered:
+            x = mx.concatenate([kept[number] for number in self.gathered], axis=-1)
+            yield [x]
         x = x if self.closing is None else self.closing(x)
         return x.reshape(tiles, rows, self.width)
 
@@ -181,7 +193,7 @@ class Vit:
         if isinstance(self.patches, nn.Linear | nn.QuantizedLinear):
             embedded = self.patches(pixels.astype(compute_dtype_of(self.patches)))
         else:
-            weight = self.patches.weight.reshape(self.width, -1)
+            weight = self.patches.weight.reshape(self._row, -1)
             embedded = pixels.astype(weight.dtype) @ weight.T
             embedded = embedded + self.patches.bias if "bias" in self.patches else embedded
         return embedded if self.embedded is None else self.embedded(embedded)

@@ -32,6 +32,33 @@ from ingot.text.chat_template.traits import TemplateTraits, probe_traits
 _RENDER_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _LONGEST_REASON = 1000
 _PLAIN_QUESTION = "Hi?"
+_BEGINNING = "{{- bos_token or eos_token or '' -}}"
+_MOLMO = (
+    _BEGINNING
+    + """
+{%- for message in messages -%}
+    {%- if message['role'] != ('assistant' if loop.index0 % 2 else 'user') -%}
+        {{- raise_exception('Roles must be user and assistant in turns.') -}}
+    {%- endif -%}
+    {%- if message['content'] is string -%}
+        {%- set text = message['content'] -%}
+    {%- else -%}
+        {%- for part in message['content'] if part['type'] == 'image' -%}{{- '<|image|>' -}}{%- endfor -%}
+        {%- set text = message['content'] | selectattr('text', 'defined') | map(attribute='text') | join('\n') -%}
+    {%- endif -%}
+    {{- ' ' + message['role'].capitalize() + ': ' + (text.lstrip() if message['role'] == 'assistant' else text) -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- ' Assistant:' -}}{%- endif -%}"""
+)
+
+
+def template_of_family(model_type: str, stated: str | None) -> str | None:
+    """The template of a family whose makers' processor writes prompts otherwise than the template that a checkpoint
+    states: Molmo's puts images before their message, and a token that begins the text before all; so does Molmo 2's.
+    None for other families."""
+    if model_type == "molmo" and "image" not in (stated or ""):
+        return _MOLMO
+    return _BEGINNING + stated if model_type == "molmo2" and stated and "bos_token" not in stated else None
 
 
 class ChatTemplate:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import ModelError
-from ingot.text.chat_template.chat_template import ChatTemplate
+from ingot.text.chat_template.chat_template import ChatTemplate, template_of_family
 from ingot.text.input_files import read_json_object
 from ingot.text.tokenizer import vocabulary
 from ingot.text.tokenizer.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, spell_token_bytes
@@ -213,7 +213,10 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files["default"] = folder / "chat_template.jinja"
-    return dict(stated) | {name: _read_text(path) for name, path in files.items()}
+    sources = dict(stated) | {name: _read_text(path) for name, path in files.items()}
+    model_type = str(read_json_object(folder / "config.json").get("model_type"))
+    own = template_of_family(model_type, sources.get("default"))
+    return sources if own is None else {"default": own}
 
 
 def chat_template_source(folder: Path) -> str | None:

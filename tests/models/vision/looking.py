@@ -251,10 +251,12 @@ def prompt_with(
         else:
             layout = processor.video_layout(VideoHeader(Size(width, height), 6, 2.0), VideoLayoutOptions(frames=4))
             frames = [drawn_frame(random, width, height) for _ in layout.frames]
+        speak(layout.around[0])
         item = item_at(len(tokens), kind, layout, frames)
         for begin, end in item.runs:
             speak(begin - len(tokens))
             tokens.extend([IMAGE if kind == "image" else VIDEO] * (end - begin))
+        speak(layout.around[1])
         items.append(item)
     speak(text)
     return tokens, items

@@ -13,6 +13,7 @@ import numpy as np
 from ingot.media.items import MediaItem
 from ingot.media.layout import Layout
 from ingot.models.adapter import ModelAdapter
+from tests.models.vision.tiny_families import FILES
 
 
 def tiles_of(tower: Any, item: MediaItem) -> list[np.ndarray]:
@@ -167,6 +168,28 @@ def _phi4(model: Any, tiles: list[np.ndarray]) -> mx.array:
     return model.mm_projector(seen[model.config.mm_vision_select_layer])[0]
 
 
+def _molmo(model: Any, tiles: list[np.ndarray], item: MediaItem) -> mx.array:
+    """What its image processor counts as black, and how it orders features, is taken from there."""
+    from mlx_vlm.models.molmo.processing_molmo import MolmoImageProcessor
+
+    picture = next(item.source.frames()).astype(np.float32) / 255
+    _, _, order, masks = MolmoImageProcessor(**FILES["molmo"]).preprocess(picture, 1, 2, 3, 4)
+    pixels = np.stack([patches_of(tile, 8).reshape(-1, 192) for tile in tiles])
+    found, _ = model.vision_tower(mx.array(pixels)[None], mx.array(masks)[None])
+    places = order.reshape(-1)
+    ordered = np.argsort(places, kind="stable")[(places < 0).sum() :]
+    return found.reshape(places.size, -1)[mx.array(ordered)]
+
+
+def _molmo2(model: Any, tiles: list[np.ndarray], item: MediaItem) -> mx.array:
+    from mlx_vlm.models.molmo2 import processing
+
+    own = processing.Molmo2ImageProcessor(**FILES["molmo2"])
+    pooled = own.preprocess([next(item.source.frames())])["image_token_pooling"]
+    pixels = np.stack([patches_of(tile, 8).reshape(-1, 192) for tile in tiles])
+    return model.vision_tower(mx.array(pixels)[None], mx.array(pooled)[None])
+
+
 def _lfm(model: Any, tiles: list[np.ndarray]) -> mx.array:
     patch, shapes, rows = 8, [], []
     for tile in tiles:
@@ -226,25 +249,29 @@ FEATURES = {
     **dict.fromkeys(("minicpmo", "minicpmv4_6"), _minicpm),
     "lfm2_vl": _lfm,
     "llama4": _llama4,
+    "molmo": _molmo,
+    "molmo2": _molmo2,
     "paddleocr_vl": _paddle,
 }
 """By model_type."""
 
 
 def features(model: Any, adapter: ModelAdapter, item: MediaItem) -> mx.array:
-    arranged = (item.layout,) if adapter.family == "deepseekocr" else ()
-    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item), *arranged)
+    further = {"deepseekocr": (item.layout,), "molmo": (item,), "molmo2": (item,)}.get(adapter.family, ())
+    found: mx.array = FEATURES[adapter.family](model, tiles_of(adapter.tower, item), *further)
     return found
 
 
 def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[MediaItem]) -> mx.array:
     """Of mlx-vlm's language model, over features of its own tower."""
     language = model.language_model
-    embed = language.model.embed_tokens if "model" in language else language.embed_tokens
+    decoder = language.model if "model" in language else language
+    embed = decoder.wte if "wte" in decoder else decoder.embed_tokens
     embeds = embed(mx.array([tokens]))
     for item in items:
         at = mx.array([position for begin, end in item.runs for position in range(begin, end)])
-        embeds[0, at] = features(model, adapter, item)
+        found = features(model, adapter, item)
+        embeds[0, at] = embeds[0, at] + found if "wte" in decoder else found
     positions = adapter.tower.positions(len(tokens), items)
     if adapter.family == "gemma3n":
         by_layer = language.model.get_per_layer_inputs(mx.array([tokens]))
@@ -255,11 +282,22 @@ def logits(model: Any, adapter: ModelAdapter, tokens: list[int], items: list[Med
     if adapter.family.startswith("minicpm"):  # whose positions of three axes are all alike
         positions = np.broadcast_to(np.arange(len(tokens)), (3, len(tokens)))
         return language(mx.array([tokens]), inputs_embeds=embeds, position_ids=mx.array(positions)[:, None]).logits[0]
+    if adapter.family == "molmo2":
+        return language(mx.array([tokens]), inputs_embeds=embeds, mask=_mutual_mask(len(tokens), items)).logits[0]
     if positions is None:
         return language(mx.array([tokens]), inputs_embeds=embeds).logits[0]
     cache = [None] * len(language.model.layers)
     states = language.model(None, inputs_embeds=embeds, cache=cache, position_ids=mx.array(positions)[:, None])
     return language.lm_head(states)[0]
+
+
+def _mutual_mask(count: int, items: list[MediaItem]) -> mx.array:
+    """As transformers has it for one image: its tokens, also those that begin and end lines, see each other, where
+    mlx-vlm lets each see those before it alone."""
+    seen = np.tril(np.ones((count, count), dtype=bool))
+    for item in items:
+        seen[item.begin : item.end, item.begin : item.end] = True
+    return mx.array(seen)[None, None]
 
 
 def _gemma4_logits(model: Any, tokens: list[int], embeds: mx.array, items: list[MediaItem]) -> mx.array:

@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -39,6 +40,7 @@ OWN_SHAPE = {
     "minicpmo": ("mlx_vlm.models.minicpmo.processing_minicpmo", "MiniCPMOImageProcessor"),
     "kimi_vl": ("mlx_vlm.models.kimi_vl.processing_kimi_vl", "KimiVLImageProcessor"),
     "kimi_k25": ("mlx_vlm.models.kimi_k25.processing_kimi_k25", "KimiK25ImageProcessor"),
+    "molmo": ("mlx_vlm.models.molmo.processing_molmo", "MolmoImageProcessor"),
     "lfm2_vl": ("mlx_vlm.models.lfm2_vl.processing_lfm2_vl", "Lfm2VlNumpyImageProcessor"),
     "paddleocr_vl": ("mlx_vlm.models.paddleocr_vl.processing_paddleocr_vl", "ImageProcessor"),
 }
@@ -95,6 +97,9 @@ def official_patches(family: str, frame: Any) -> tuple[np.ndarray, int | None]:
         made = processor(image, return_tensors="np")
         return made["pixel_values"][0][made["pixel_attention_mask"][0].astype(bool)], None
     processor = getattr(importlib.import_module(module), name)(**options)
+    if family == "molmo":  # which rounds colours down where they are given as shares of one
+        patches, tokens, _, _ = processor.preprocess(frame.astype(np.float32), 1, 2, 3, 4)
+        return patches.reshape(-1, 192), int((tokens == 1).sum())
     if family == "lfm2_vl":
         made = processor([image])
         masks = np.asarray(made["pixel_attention_mask"]).astype(bool)
@@ -141,6 +146,34 @@ def test_patches_and_their_number_are_those_of_the_familys_own_processor(family:
         assert found.size == wanted.size, size
         assert np.abs(found.reshape(wanted.shape) - wanted).max() < 1e-5, size
         assert count in (None, layout.features), size
+
+
+def interpolated(frame: np.ndarray, size: Any, resample: Any) -> np.ndarray:
+    """Resized as torch does without antialiasing, in floating point, and rounded."""
+    found = frame.astype(np.float64)
+    for axis, new in enumerate(size):
+        old = found.shape[axis]
+        at = (np.arange(new) + 0.5) * old / new - 0.5
+        found = np.apply_along_axis(lambda line, at=at: np.interp(at, np.arange(len(line)), line), axis, found)
+    return np.rint(found).astype(np.float32) / 255
+
+
+def test_molmo_2_is_given_what_its_makers_resize_without_antialiasing(tmp_path: Path) -> None:
+    """mlx-vlm, which cuts crops as they do, resizes with it."""
+    theirs = importlib.import_module("mlx_vlm.models.molmo2.processing")
+    folder = saved("molmo2", tmp_path)
+    tower: Any = load_vision_tower(folder, json.loads((folder / "config.json").read_text()), current_device())
+    random = np.random.default_rng(3)
+    for size in (*SIZES, Size(900, 700)):
+        frame = drawn_frame(random, *size)
+        layout = read_processor(folder).image_layout(size, ImageLayoutOptions())
+        with mock.patch.object(theirs, "resize_image_pil", interpolated):
+            made = theirs.Molmo2ImageProcessor(**FILES["molmo2"]).preprocess([frame])
+        found = tower.pixels(item_at(0, "image", layout, [frame])).reshape(made["pixel_values"].shape)
+        off = np.abs(found - made["pixel_values"])
+        # Halves may be rounded otherwise in single precision.
+        assert off.max() < 0.008 and (off > 1e-5).mean() < 0.05, size
+        assert layout.features == len(made["image_token_pooling"])
 
 
 @pytest.mark.parametrize("size", [Size(300, 200), Size(700, 420), Size(420, 1000), Size(641, 640)])
