@@ -17,7 +17,7 @@ from ingot.media.items import MediaItem
 from tests.engines import answer, text_of
 from tests.models.vision.looking import prompt_with
 from tests.models.vision.tiny_configs import CONFIGS, OWN_SHAPE, VOCAB
-from tests.models.vision.tiny_families import saved
+from tests.models.vision.tiny_families import saved, small_upstream
 
 pytest.importorskip("mlx_vlm")
 SETTINGS = Settings(memory="1GB", dtype="float32", deterministic=True, cache_dir=None)
@@ -25,9 +25,10 @@ SETTINGS = Settings(memory="1GB", dtype="float32", deterministic=True, cache_dir
 
 @pytest.fixture(params=[*CONFIGS, *OWN_SHAPE])
 def seeing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Engine]]:
-    folder = saved(request.param, tmp_path / request.param)
-    write_tokenizer(folder, VOCAB)
-    engine = start_engine(SETTINGS, folder, name=request.param, source="random weights")
+    with small_upstream():
+        folder = saved(request.param, tmp_path / request.param)
+        write_tokenizer(folder, VOCAB)
+        engine = start_engine(SETTINGS, folder, name=request.param, source="random weights")
     yield folder, engine
     engine.close()
 
