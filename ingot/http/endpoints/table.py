@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.to_thread
 from starlette.requests import Request
@@ -40,9 +40,6 @@ from ingot.protocol.openai.speech import list_voices
 from ingot.protocol.schema.fields import BodyReading
 from ingot.protocol.served import AnyServedModel, ServedModel
 from ingot.protocol.terms import NO_TERMS, matches_model_name
-
-if TYPE_CHECKING:
-    pass
 
 
 def own_endpoints(service: ModelService) -> EndpointTable:
