@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
+import mlx.core as mx
 import numpy as np
 
 AGING: Final = 0.98
@@ -22,10 +23,23 @@ class ExpertSlots:
         self.expert_in = np.full(slots, NOWHERE, np.int32)
         """Each slot's expert, or NOWHERE."""
         self.uses = np.zeros(experts, np.float64)
+        self._table: mx.array | None = None
 
     @property
     def count(self) -> int:
         return self.expert_in.size
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every expert is in a slot, as it will be from then on."""
+        return self.count == self.slot_of.size and NOWHERE not in self.slot_of
+
+    @property
+    def table(self) -> mx.array:
+        """`slot_of` for the device; any slot of an expert that is in none."""
+        if self._table is None:
+            self._table = mx.array(np.maximum(self.slot_of, 0))
+        return self._table
 
     def note_uses(self, tokens: np.ndarray) -> None:
         """A pass uses each expert for so many tokens. Those of a prompt's many tokens count more than a decode
@@ -39,10 +53,12 @@ class ExpertSlots:
         if before != NOWHERE:
             self.slot_of[before] = NOWHERE
         self.expert_in[slot], self.slot_of[expert] = expert, slot
+        self._table = None
 
     def drop(self, expert: int) -> None:
         slot = int(self.slot_of[expert])
         self.expert_in[slot], self.slot_of[expert] = NOWHERE, NOWHERE
+        self._table = None
 
     def replaceable(self, most: int, kept: Collection[int]) -> Sequence[int]:
         """Up to so many slots, empty ones first, then those of the experts that are used least and are not to be
