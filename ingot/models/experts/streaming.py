@@ -343,9 +343,7 @@ class LayerExperts:
 
     def _note_choice(self, chosen: np.ndarray) -> list[int]:
         """Returns the experts that a pass has chosen."""
-        tokens = np.bincount(chosen.reshape(-1), minlength=self.slots.slot_of.size)
-        wanted: list[int] = tokens.nonzero()[0].tolist()
-        self.slots.note_uses(tokens)
+        wanted = self.slots.note_uses(chosen)
         if self._arriving:
             self._call_off_wrong(set(wanted))
         if self._guessed is not None:
@@ -386,6 +384,9 @@ class LayerExperts:
         if self._arriving:
             self._save(set(experts))
         places = self.slots.slot_of[experts].tolist()
+        if NOWHERE not in places and not self._arriving and not self._unused:
+            self._store.count(hits=len(experts))
+            return []
         lacking = [
             each for each, slot in zip(experts, places, strict=True) if slot == NOWHERE and each not in self._arriving
         ]
