@@ -14,7 +14,6 @@ import numpy as np
 AGING: Final = 0.98
 """What a use counts one pass later: half of it after 34 passes."""
 NOWHERE: Final = -1
-MOST_WEIGHT: Final = 1e100
 
 
 class ExpertSlots:
@@ -24,8 +23,6 @@ class ExpertSlots:
         self.expert_in = np.full(slots, NOWHERE, np.int32)
         """Each slot's expert, or NOWHERE."""
         self.uses = np.zeros(experts, np.float64)
-        """Of each expert, times a number that grows with every pass."""
-        self._weight = 1.0
         self._table: mx.array | None = None
 
     @property
@@ -45,18 +42,15 @@ class ExpertSlots:
         return self._table
 
     def note_uses(self, chosen: np.ndarray) -> list[int]:
-        """Of the experts that a pass has chosen [..., n], which are returned, each once. Those of a prompt's many tokens count more than a decode
-        step's, but not as much as so many steps."""
-        self._weight /= AGING
-        if self._weight > MOST_WEIGHT:
-            self.uses /= self._weight
-            self._weight = 1.0
+        """Of the experts that a pass has chosen [..., n]; returns each of them once. Uses of a prompt's many tokens
+        count more than a decode step's, but not as much as so many steps."""
+        self.uses *= AGING
         if chosen.size == chosen.shape[-1]:
             experts: list[int] = list(set(chosen.reshape(-1).tolist()))
-            self.uses[experts] += self._weight
+            self.uses[experts] += 1
             return experts
         tokens = np.bincount(chosen.reshape(-1), minlength=self.uses.size)
-        self.uses += self._weight * np.sqrt(tokens)
+        self.uses += np.sqrt(tokens)
         found: list[int] = tokens.nonzero()[0].tolist()
         return found
 

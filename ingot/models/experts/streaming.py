@@ -15,7 +15,7 @@ there, and once more if one was not. A slot is only written once everything that
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -68,6 +68,10 @@ LEAST_GAIN: Final = 1.02
 """How many times as fast passes must be with guesses: these take other work's processors and the drive's time."""
 
 
+Products = Callable[[mx.array, mx.array], mx.array]
+"""Of tokens [..., size] and the slots of their experts [..., top]: [..., top, size]."""
+
+
 class GuessTrial:
     """Whether guessing what the next layer needs makes passes faster on this machine, which is measured: it costs the
     host time in each layer, and where nearly all experts that are needed are in memory there is little to gain."""
@@ -104,8 +108,14 @@ class StreamedExperts(nn.Module):
         self.products = products
         self._layer = layer
 
-    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        return self._layer.compute(x, indices, self.products)
+    @property
+    def count(self) -> int:
+        """Of all experts."""
+        return self._layer.slots.slot_of.size
+
+    def __call__(self, x: mx.array, indices: mx.array, multiply: Products | None = None) -> mx.array:
+        """`multiply` does what the products do, in the same memory."""
+        return self._layer.compute(x, indices, self.products, multiply or self.products)
 
 
 class ExpertStore:
@@ -301,45 +311,49 @@ class LayerExperts:
             return None
         return KeptLayer(products, self.slots, weights)
 
-    def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
-        """The products of each token and its experts, as the products give them with all experts in memory."""
-        self._products = products
+    def compute(self, x: mx.array, indices: mx.array, owner: nn.Module, products: Products) -> mx.array:
+        """The products of each token and its experts, as they are with all experts in memory. `owner` has the slots."""
+        self._products = owner
         if self._weights is None:
-            self._weights = self._slot_weights(products)
+            self._weights = self._slot_weights(owner)
+            if self.slots.count == self.slots.slot_of.size:  # all of them can be there
+                self._settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
         if self.number == 0:
             self._store.trial.begin_pass(indices.size // indices.shape[-1])
         following = self._following()
         guessed = [] if following is None or following.guess is None else [following.guess(x)]
         if self.slots.is_complete:  # nothing is written there, and nobody has to know which are used
-            y: mx.array = products(x, self.slots.table[indices])
+            y = products(x, self.slots.table[indices])
             if following is not None:
                 mx.async_eval(guessed)
                 mx.async_eval(y)
                 following.read_ahead(*map(np.array, guessed))
             return y
-        mx.async_eval(indices, guessed)
+        # A copy that only the host reads: reading moves an array's memory on NVIDIA GPUs, where kernels may be reading
+        # the other one, unless it has no more than eight bytes.
+        choice = indices.astype(mx.uint8 if self.slots.slot_of.size <= 256 else mx.uint16)
+        mx.async_eval(choice, guessed)
         may_be_all = self._store.launches_early and self._all_there > MOSTLY and not self._arriving
         is_early = may_be_all and indices.size <= FEW_TOKENS * indices.shape[-1]
         early = self._launch(products(x, self.slots.table[indices])) if is_early else None
-        mx.eval(indices, guessed)
-        chosen = np.array(indices)
-        wanted = self._note_choice(chosen)
-        found: mx.array | None = None
-        for number, some in enumerate(self._rounds(wanted)):
-            reads = self._begin_reading(some)
-            if number == 0 and following is not None:
-                following.read_ahead(*map(np.array, guessed))
-            is_all = len(some) == len(wanted)
-            if number == 0:
-                self._all_there += LEARNING * ((is_all and not reads) - self._all_there)
-            if early is not None and is_all and not reads:
-                return early
-            self._settle(reads)
-            if is_all:
-                return self._launch(products(x, self.slots.table[indices]))
-            found = self._launch(self._products_of(x, chosen, some, products, found))
-        assert found is not None
-        return found
+        mx.eval(choice, guessed)
+        chosen = np.array(choice)
+        first, *others = self._rounds(self._note_choice(chosen))
+        reads = self._begin_reading(first)
+        if following is not None:
+            following.read_ahead(*map(np.array, guessed))
+        is_all_there = not others and not reads
+        self._all_there += LEARNING * (is_all_there - self._all_there)
+        if early is not None and is_all_there:
+            return early
+        self._settle(reads)
+        if not others:
+            return self._launch(products(x, self.slots.table[indices]))
+        y = self._launch(self._products_of(x, chosen, first, products, None))
+        for some in others:
+            self._settle(self._begin_reading(some))
+            y = self._launch(self._products_of(x, chosen, some, products, y))
+        return y
 
     def _note_choice(self, chosen: np.ndarray) -> list[int]:
         """Returns the experts that a pass has chosen."""
@@ -438,7 +452,7 @@ class LayerExperts:
             if not other.read.done.is_set():  # its slot is still being written to
                 raise
 
-    def _read(self, experts: Sequence[int], kept: set[int], *, ahead: bool) -> list[_Arriving]:
+    def _read(self, experts: Sequence[int], kept: Collection[int], *, ahead: bool) -> list[_Arriving]:
         """Begin to read as many of the experts as there are slots for."""
         if not experts:
             return []
@@ -504,7 +518,7 @@ class LayerExperts:
         self._unused.update(each.expert for each in begun)
 
     def _products_of(
-        self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: nn.Module, before: mx.array | None
+        self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: Products, before: mx.array | None
     ) -> mx.array:
         """Of the pairs whose expert is in this round; the others keep what they have from the rounds before."""
         is_mine = np.zeros(self.slots.slot_of.size, bool)
