@@ -31,27 +31,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
-from bench.host import counted as operations_behind
+from bench.host import HostWork
 from foundry import corpus
 from foundry.package import MODELS
 from foundry.shapes import EXPERT_PARTS
 from ingot.cache.forward_batch import ForwardPart, Row
 from ingot.kernels.device import acting_as, current_device
-from ingot.kernels.gpu.emulator import Emulator
 from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.checkpoint import checkpoint_files
 from ingot.models.experts.loading import ExpertMemory
 from ingot.models.experts.records import write_record_file
-from ingot.models.experts.streaming import ExpertStats, ExpertStore, LayerExperts
+from ingot.models.experts.streaming import ExpertStats, ExpertStore
 from ingot.models.files.drive_speed import read_speed
 from ingot.text.tokenizer.tokenizer import Tokenizer
 from ingot.upstream import load_config
@@ -59,7 +55,6 @@ from ingot.upstream import load_config
 # isort: split
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 MIXTURE = MODELS / "mixture"
 OF_LIMIT, OVER_WAITING = 0.8, 2.0
@@ -74,18 +69,6 @@ WAYS = ("whole", "ahead", "waiting")
 ONE_STREAM = "1 stream"
 STEPS, WARM_UPS, TIMED = 2, 4, 40
 """Decode steps of which the host's part is measured, and how often they are taken before and while they are."""
-VIEWS = {
-    "Broadcast",
-    "ExpandDims",
-    "Flatten",
-    "Full",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "StopGradient",
-    "Transpose",
-    "View",
-}
 NOISE = 0.5
 """Of a copied router, relative to its length."""
 
@@ -254,59 +237,6 @@ class Side:
         return int(chosen.item())
 
 
-class HostWork:
-    """Counts what steps ask MLX for: operations that are more than another view of an array, launches of our kernels,
-    evaluations, and waits for one."""
-
-    def __init__(self) -> None:
-        self.counts, self.seconds, self._inside = Counter[str](), list[float](), False
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Within, time means nothing."""
-        with ExitStack() as stack:
-            for owner, name in ((mx, "eval"), (mx, "async_eval"), (Emulator, "__call__")):
-                own = getattr(owner, name)
-                stack.enter_context(patch.object(owner, name, self._counting(own, owner is Emulator)))
-            yield
-
-    def _counting(self, own: Callable[..., Any], is_launch: bool) -> Callable[..., Any]:
-        waiting = mx.eval
-
-        def call(*given: Any) -> Any:
-            if self._inside:  # of what stands in for a GPU
-                return own(*given)
-            self._inside = True
-            pending = [each for _, each in tree_flatten([*given[2:3]] if is_launch else [*given]) if each is not None]
-            found = operations_behind(pending) if pending else Counter[str]()
-            self.counts["operations"] += sum(number for name, number in found.items() if name not in VIEWS)
-            self.counts["launches"] += is_launch
-            self.counts["evaluations"] += bool(found) and not is_launch
-            self.counts["waits"] += own is waiting
-            made = own(*given)
-            if is_launch:
-                mx.eval(pending, made)
-            self._inside = False
-            return made
-
-        return call
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """What the thread spends on layers that have to know which experts tokens have chosen."""
-        compute = LayerExperts.compute
-
-        def call(layer: LayerExperts, *given: Any) -> mx.array:
-            began = time.thread_time()
-            y = compute(layer, *given)
-            if not layer.slots.is_complete:
-                self.seconds.append(time.thread_time() - began)
-            return y
-
-        with patch.object(LayerExperts, "compute", call):
-            yield
-
-
 def host_line(name: str, some: Side, prompt: Sequence[int]) -> str:
     """Of decode steps that find all experts in memory, without guesses: the same ones again and again."""
     some.store.read_ahead, work = False, HostWork()
@@ -319,7 +249,7 @@ def host_line(name: str, some: Side, prompt: Sequence[int]) -> str:
     with work.timed():
         turns = [steps() for _ in range(WARM_UPS if acting_as() else TIMED)]
     assert not any(turn.stats.misses for turn in turns), "an expert was read"
-    with work.counted():
+    with work.counting():
         steps()
         first = work.counts.copy()
         some.decode([prompt[:1]], 0)
