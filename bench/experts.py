@@ -4,6 +4,8 @@ python -m bench.experts                          the foundry's mixture, and the 
 python -m bench.experts --shape wide --disk-gbps 0.5,2 --shares 50 --streams 1
 python -m bench.experts --model FOLDER           any mixture of experts, with its own routing
 python -m bench.experts --shape qwen3-30b-a3b    as many and as large ones as Qwen3-30B-A3B's, for a GPU
+python -m bench.experts --host                   what a layer costs the host where all experts it needs are in memory;
+INGOT_AS=cuda python -m bench.experts --host     the same by another device's rules, where only the counts mean anything
 
 Text that no model was trained on is continued greedily with 25, 50 and 75 % of the experts in memory, in turns with all
 of them in memory and with experts that are read when a layer needs them and not before. Printed are tokens a second and
@@ -35,11 +37,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from bench.host import HostWork
 from foundry import corpus
 from foundry.package import MODELS
 from foundry.shapes import EXPERT_PARTS
 from ingot.cache.forward_batch import ForwardPart, Row
-from ingot.kernels.device import current_device
+from ingot.kernels.device import acting_as, current_device
 from ingot.models.adapter import ModelAdapter, load_model_adapter
 from ingot.models.checkpoint import checkpoint_files
 from ingot.models.experts.loading import ExpertMemory
@@ -64,6 +67,8 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("q_norm", 
 LAST_WRITTEN = "tokenizer_config.json"
 WAYS = ("whole", "ahead", "waiting")
 ONE_STREAM = "1 stream"
+STEPS, WARM_UPS, TIMED = 2, 4, 40
+"""Decode steps of which the host's part is measured, and how often they are taken before and while they are."""
 NOISE = 0.5
 """Of a copied router, relative to its length."""
 
@@ -230,6 +235,29 @@ class Side:
         chosen = mx.argmax(logits[-1])
         mx.eval(chosen, self._rows.pending())
         return int(chosen.item())
+
+
+def host_line(name: str, some: Side, prompt: Sequence[int]) -> str:
+    """Of decode steps that find all experts in memory, without guesses: the same ones again and again."""
+    some.store.read_ahead, work = False, HostWork()
+
+    def steps() -> Turn:
+        return some.decode([prompt[:1]], STEPS)
+
+    for _ in range(WARM_UPS):
+        steps()
+    with work.timed():
+        turns = [steps() for _ in range(WARM_UPS if acting_as() else TIMED)]
+    assert not any(turn.stats.misses for turn in turns), "an expert was read"
+    with work.counting():
+        steps()
+        first = work.counts.copy()
+        some.decode([prompt[:1]], 0)
+    layers = len(some.store.layers) * STEPS
+    counts = {key: (2 * first[key] - work.counts[key]) / layers for key in first}
+    said = ", ".join(f"{value:.3g} {key}" for key, value in counts.items())
+    least = 1e6 * min(work.seconds)
+    return f"{name}, {some.store.share:.0%} of the experts: {least:.0f} us of the host, {said} a layer"
 
 
 class Bench:
@@ -469,6 +497,10 @@ def _made(name: str, chosen: argparse.Namespace) -> Iterator[Path]:
 
 
 def _measured(name: str, folder: Path, disk: Disk, chosen: argparse.Namespace) -> Iterator[Figures]:
+    if chosen.host:
+        for share in chosen.shares:
+            print(host_line(name, Side(folder, share / 100, disk), next(texts_for(folder))), flush=True)
+        return
     bench = Bench(name, folder, disk, texts_for(folder))
     for share in chosen.shares:
         for figures in bench.figures(
@@ -493,6 +525,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help="besides one to warm up")
     parser.add_argument("--folder", type=Path, help="where shapes are written to and stay (default: they do not stay)")
     parser.add_argument("--tiny", action="store_true", help="small experts and few layers: shows that all of it works")
+    parser.add_argument("--host", action="store_true", help="what a layer costs the host when nothing is read")
     parser.add_argument("--json", type=Path)
     return parser
 

@@ -37,6 +37,7 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from bench.family_shapes import FAMILIES, random_model
 from ingot.cache.attention_state import AppendState
@@ -51,6 +52,7 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launcher import MlxLauncher, kernel_launcher
 from ingot.models import forward
 from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.experts.streaming import LayerExperts
 from ingot.models.forward import CompiledSteps
 from ingot.upstream import import_upstream
 
@@ -309,6 +311,73 @@ def counted(outputs: list[mx.array]) -> Counter[str]:
         file = Path(folder) / "graph.dot"
         mx.export_to_dot(str(file), *outputs)
         return Counter(re.findall(r'label ="(\w+)"', file.read_text()))
+
+
+VIEWS = {
+    "Broadcast",
+    "ExpandDims",
+    "Flatten",
+    "Full",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "StopGradient",
+    "Transpose",
+    "View",
+}
+
+
+class HostWork:
+    """Counts what steps ask MLX for: operations that are more than another view of an array, launches of our kernels,
+    evaluations, and waits for one."""
+
+    def __init__(self) -> None:
+        self.counts, self.seconds, self._inside = Counter[str](), list[float](), False
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Within, time means nothing."""
+        with ExitStack() as stack:
+            for owner, name in ((mx, "eval"), (mx, "async_eval"), (Emulator, "__call__")):
+                own = getattr(owner, name)
+                stack.enter_context(patch.object(owner, name, self._counting(own, owner is Emulator)))
+            yield
+
+    def _counting(self, own: Callable[..., Any], is_launch: bool) -> Callable[..., Any]:
+        waiting = mx.eval
+
+        def call(*given: Any) -> Any:
+            if self._inside:  # of what stands in for a GPU
+                return own(*given)
+            self._inside = True
+            pending = [each for _, each in tree_flatten([*given[2:3]] if is_launch else [*given]) if each is not None]
+            found = counted(pending) if pending else Counter[str]()
+            self.counts["operations"] += sum(number for name, number in found.items() if name not in VIEWS)
+            self.counts["launches"] += is_launch
+            self.counts["evaluations"] += bool(found) and not is_launch
+            self.counts["waits"] += own is waiting
+            made = own(*given)
+            if is_launch:
+                mx.eval(pending, made)
+            self._inside = False
+            return made
+
+        return call
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What the thread spends on layers that have to know which experts tokens have chosen."""
+        compute = LayerExperts.compute
+
+        def call(layer: LayerExperts, *given: Any) -> mx.array:
+            began = time.thread_time()
+            y = compute(layer, *given)
+            if not layer.slots.is_complete:
+                self.seconds.append(time.thread_time() - began)
+            return y
+
+        with patch.object(LayerExperts, "compute", call):
+            yield
 
 
 def operations_of(side: OurSteps | StockSteps) -> Counter[str]:

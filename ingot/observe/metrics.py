@@ -37,7 +37,7 @@ ANSWER_COUNTS = (1, 2, 5, 10, 20)
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
     """Of a mixture whose experts are read when they are needed, since it was loaded. An expert that a pass needs in a
-    layer is counted once."""
+    layer is counted once; in layers that have all of theirs in memory, none is."""
 
     share: float = 0.0
     """Of all experts, those that fit in memory."""

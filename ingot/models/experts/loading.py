@@ -118,7 +118,8 @@ def _streamed(
     filled = [] if kept is not None else _all_filled_slots(found, layers, counts, files, device)
     _choose_cache(files, memory, sum(each.count * each.bytes_of_one for each in layers))
     copies = find_device_copies(device)
-    store = ExpertStore(files, form=form, copies=copies)  # from here on nothing fails
+    is_gpu = device.kind != "cpu"
+    store = ExpertStore(files, form=form, copies=copies, launches_early=is_gpu)  # from here on nothing fails
     for number, (path, module) in enumerate(found):
         slots = filled[number] if kept is None else kept[number].slots
         layer = LayerExperts(store, layers[number], slots, guesses[number])

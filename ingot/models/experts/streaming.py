@@ -7,14 +7,15 @@ no slot, and gives the products the slots' numbers. Where a pass has more expert
 in rounds: each pair of a token and an expert in one of them, to the same bits.
 
 What the next layer's tokens will choose is guessed by that layer's router from this layer's hidden states, and read
-while this layer computes. Choices and guess are evaluated together: a mixture costs one wait for the device. A slot is
-only written once everything that reads it was evaluated.
+while this layer computes. Choices and guess are evaluated together: a mixture costs one wait for the device, and none
+where all experts of a layer have slots. On GPUs products are launched before that wait, with the experts that are
+there, and once more if one was not. A slot is only written once everything that reads it was evaluated.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -52,15 +53,23 @@ LEARNING: Final = 0.1
 """How much of what is known of a layer's guesses the last one makes up."""
 LEAST_RIGHT: Final = 0.4
 """Guesses that are right less often are not acted on."""
+MOSTLY: Final = 0.5
+"""Products are launched early in layers of which all experts are there more often than that."""
+HELD_BYTES: Final = 1 << 17
+"""Outputs that are held until slots are written to; larger ones may be those of a prompt."""
 
 
 TRIAL_PASSES, TRIAL_INTERVAL = 8, 512
 """Decoding passes that are timed with guesses and as many without, and how many follow the faster way until the next
 trial."""
 FEW_TOKENS: Final = 16
-"""Tokens of a pass that is timed, at most."""
+"""Tokens of a pass that is timed, or has products launched early, at most."""
 LEAST_GAIN: Final = 1.02
 """How many times as fast passes must be with guesses: these take other work's processors and the drive's time."""
+
+
+Products = Callable[[mx.array, mx.array], mx.array]
+"""Of tokens [..., size] and the slots of their experts [..., top]: [..., top, size]."""
 
 
 class GuessTrial:
@@ -99,8 +108,14 @@ class StreamedExperts(nn.Module):
         self.products = products
         self._layer = layer
 
-    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        return self._layer.compute(x, indices, self.products)
+    @property
+    def count(self) -> int:
+        """Of all experts."""
+        return self._layer.slots.slot_of.size
+
+    def __call__(self, x: mx.array, indices: mx.array, multiply: Products | None = None) -> mx.array:
+        """`multiply` does what the products do, in the same memory."""
+        return self._layer.compute(x, indices, self.products, multiply or self.products)
 
 
 class ExpertStore:
@@ -112,15 +127,17 @@ class ExpertStore:
         *,
         form: Hashable = None,
         copies: DeviceCopies | None = None,
+        launches_early: bool = False,
     ) -> None:
         """Until `read_ahead` is set, nothing is guessed. `form` is all that the numbers in slots depend on. `copies`
-        bring what was read to the device, where it has memory of its own."""
+        bring what was read to the device, where it has memory of its own. Products that are launched early cost next
+        to nothing where they are in vain."""
         self.readers = ExpertReaders(files)
         self.read_ahead = False
         self.meanwhile: Callable[[], None] = lambda: None
         """Called again and again while reads take long: other models go on."""
         self.layers: list[LayerExperts] = []
-        self.copies = copies
+        self.copies, self.launches_early = copies, launches_early
         self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
         self.files, self._form = files, form
         self._counts = dict.fromkeys(("hits", "predicted", "misses", "wasted", "rounds"), 0)
@@ -247,6 +264,9 @@ class _Arriving:
 
 def by_likelihood(guessed: np.ndarray) -> list[int]:
     """Experts from the guesses of tokens [..., n], in each of which the likeliest come first."""
+    if guessed.size == guessed.shape[-1]:
+        only: list[int] = guessed.reshape(-1).tolist()
+        return only
     ranks = guessed.shape[-1] - np.arange(guessed.shape[-1])
     experts, places = np.unique(guessed, return_inverse=True)
     weight = np.bincount(places.reshape(-1), np.broadcast_to(ranks, guessed.shape).reshape(-1))
@@ -267,7 +287,8 @@ class LayerExperts:
         self._unused: set[int] = set()  # read ahead, and not used since
         self._guessed: set[int] | None = None  # for this pass
         self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
-        self._outputs: list[mx.array] = []  # of what reads slots, and may not have been evaluated
+        self._all_there = 1.0  # the share of passes that needed no read: of late, on average
+        self._output: mx.array | None = None  # of what read slots last, which may not have been evaluated
 
     def resume(self, kept: KeptLayer) -> nn.Module:
         """Go on with the slots of the same model, which was unloaded; returns the products that read them."""
@@ -283,41 +304,66 @@ class LayerExperts:
             if not self._call_off(each) and each.read.done.wait(PATIENCE_S):
                 with suppress(WeightsUnreadable):
                     self._settle([each])
-        mx.eval(self._outputs)
+        self._wait_for_output()
         weights, products = self._weights, self._products
-        self.guess, self._weights, self._products, self._outputs = None, None, None, []
+        self.guess, self._weights, self._products = None, None, None
         if weights is None or products is None or self._arriving:
             return None
         return KeptLayer(products, self.slots, weights)
 
-    def compute(self, x: mx.array, indices: mx.array, products: nn.Module) -> mx.array:
-        """The products of each token and its experts, as the products give them with all experts in memory."""
-        self._products = products
+    def compute(self, x: mx.array, indices: mx.array, owner: nn.Module, products: Products) -> mx.array:
+        """The products of each token and its experts, as they are with all experts in memory. `owner` has the slots."""
+        self._products = owner
         if self._weights is None:
-            self._weights = self._slot_weights(products)
+            self._weights = self._slot_weights(owner)
+            if self.slots.count == self.slots.slot_of.size:  # all of them can be there
+                self._settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
         if self.number == 0:
             self._store.trial.begin_pass(indices.size // indices.shape[-1])
         following = self._following()
-        ahead = [] if following is None or following.guess is None else [following.guess(x).astype(mx.int32)]
-        choice = indices.astype(mx.int32)
-        mx.eval(choice, ahead)
+        guessed = [] if following is None or following.guess is None else [following.guess(x)]
+        if self.slots.is_complete:  # nothing is written there, and nobody has to know which are used
+            y = products(x, self.slots.table[indices])
+            if following is not None:
+                mx.async_eval(guessed)
+                mx.async_eval(y)
+                following.read_ahead(*map(np.array, guessed))
+            return y
+        # A copy that only the host reads: reading moves an array's memory on NVIDIA GPUs, where kernels may be reading
+        # the other one, unless it has no more than eight bytes.
+        choice = indices.astype(mx.uint8 if self.slots.slot_of.size <= 256 else mx.uint16)
+        mx.async_eval(choice, guessed)
+        may_be_all = self._store.launches_early and self._all_there > MOSTLY and not self._arriving
+        is_early = may_be_all and indices.size <= FEW_TOKENS * indices.shape[-1]
+        early = self._launch(products(x, self.slots.table[indices])) if is_early else None
+        mx.eval(choice, guessed)
         chosen = np.array(choice)
-        tokens = np.bincount(chosen.reshape(-1), minlength=self.slots.slot_of.size)
-        wanted = tokens.nonzero()[0].tolist()
-        self.slots.note_uses(tokens)
-        self._call_off_wrong(set(wanted))
+        first, *others = self._rounds(self._note_choice(chosen))
+        reads = self._begin_reading(first)
+        if following is not None:
+            following.read_ahead(*map(np.array, guessed))
+        is_all_there = not others and not reads
+        self._all_there += LEARNING * (is_all_there - self._all_there)
+        if early is not None and is_all_there:
+            return early
+        self._settle(reads)
+        if not others:
+            return self._launch(products(x, self.slots.table[indices]))
+        y = self._launch(self._products_of(x, chosen, first, products, None))
+        for some in others:
+            self._settle(self._begin_reading(some))
+            y = self._launch(self._products_of(x, chosen, some, products, y))
+        return y
+
+    def _note_choice(self, chosen: np.ndarray) -> list[int]:
+        """Returns the experts that a pass has chosen."""
+        wanted = self.slots.note_uses(chosen)
+        if self._arriving:
+            self._call_off_wrong(set(wanted))
         if self._guessed is not None:
             self._right += LEARNING * (len(self._guessed.intersection(wanted)) / len(wanted) - self._right)
             self._guessed = None
-        y: mx.array | None = None
-        for number, some in enumerate(self._rounds(wanted)):
-            reads = self._begin_reading(some)
-            if number == 0 and following is not None:
-                following.read_ahead(*map(np.array, ahead))
-            self._finish_reading(reads, some)
-            y = self._products_of(x, chosen, some, products, y)
-        assert y is not None
-        return y
+        return wanted
 
     def _slot_weights(self, products: nn.Module) -> SlotWeights:
         store = self._store
@@ -352,6 +398,9 @@ class LayerExperts:
         if self._arriving:
             self._save(set(experts))
         places = self.slots.slot_of[experts].tolist()
+        if NOWHERE not in places and not self._arriving and not self._unused:
+            self._store.count(hits=len(experts))
+            return []
         lacking = [
             each for each, slot in zip(experts, places, strict=True) if slot == NOWHERE and each not in self._arriving
         ]
@@ -403,7 +452,7 @@ class LayerExperts:
             if not other.read.done.is_set():  # its slot is still being written to
                 raise
 
-    def _read(self, experts: Sequence[int], kept: set[int], *, ahead: bool) -> list[_Arriving]:
+    def _read(self, experts: Sequence[int], kept: Collection[int], *, ahead: bool) -> list[_Arriving]:
         """Begin to read as many of the experts as there are slots for."""
         if not experts:
             return []
@@ -411,8 +460,7 @@ class LayerExperts:
         busy = {each.slot for each in self._arriving.values()}
         found = self.slots.replaceable(len(experts) + len(busy), kept)
         found = [slot for slot in found if slot not in busy][: len(experts)]
-        mx.eval(self._outputs)  # they read slots
-        self._outputs = []
+        self._wait_for_output()
         begun = []
         for expert, slot in zip(experts, found, strict=False):
             arriving = _Arriving(expert, slot, self._weights.read(expert, slot, ahead=ahead))
@@ -431,10 +479,6 @@ class LayerExperts:
         if expert in self._unused:
             self._unused.discard(expert)
             self._store.count(wasted=1)
-
-    def _finish_reading(self, arriving: Sequence[_Arriving], experts: Sequence[int]) -> None:
-        self._settle(arriving)
-        assert all(self.slots.slot_of[each] != NOWHERE for each in experts)
 
     def _settle(self, arriving: Sequence[_Arriving]) -> None:
         """Wait for reads, and put what they read into the slots. Raises WeightsUnreadable; what was read before is
@@ -474,20 +518,25 @@ class LayerExperts:
         self._unused.update(each.expert for each in begun)
 
     def _products_of(
-        self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: nn.Module, before: mx.array | None
+        self, x: mx.array, chosen: np.ndarray, experts: Sequence[int], products: Products, before: mx.array | None
     ) -> mx.array:
         """Of the pairs whose expert is in this round; the others keep what they have from the rounds before."""
-        places = self.slots.slot_of[chosen]
         is_mine = np.zeros(self.slots.slot_of.size, bool)
         is_mine[experts] = True
         mine = is_mine[chosen]
-        if not mine.all():
-            skips = isinstance(products, GatedExperts | UnsortedExperts)
-            places = np.where(mine, places, NOWHERE if skips else self.slots.slot_of[experts[0]]).astype(np.int32)
-        y: mx.array = products(x, mx.array(places))
-        if before is not None:
-            y = mx.where(mx.array(mine)[..., None], y, before)
-        # Once this number is known, nothing reads slots any more; outputs may be large, and are not held for that.
-        self._outputs = [y.reshape(-1)[:1] + 0]
-        mx.async_eval(y, self._outputs)
+        skips = isinstance(products, GatedExperts | UnsortedExperts)
+        other = NOWHERE if skips else self.slots.slot_of[experts[0]]
+        y: mx.array = products(x, mx.array(np.where(mine, self.slots.slot_of[chosen], other).astype(np.int32)))
+        return y if before is None else mx.where(mx.array(mine)[..., None], y, before)
+
+    def _launch(self, y: mx.array) -> mx.array:
+        """Have the device begin with what reads slots."""
+        self._output = y if y.nbytes <= HELD_BYTES else y.reshape(-1)[:1] + 0
+        mx.async_eval(y, self._output)
         return y
+
+    def _wait_for_output(self) -> None:
+        """Nothing reads slots any more."""
+        if self._output is not None:
+            mx.eval(self._output)
+            self._output = None

@@ -29,7 +29,6 @@ from ingot.kernels.decode_graph.kernels import (
 )
 from ingot.kernels.lora import add_lora_products
 from ingot.kernels.moe.kernels import SharedOutput, combine_experts
-from ingot.kernels.packed_matmul.kernels import GatedExpertWeights
 from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.recurrent.kernels import RecurrentKernels
 from ingot.models.layers.attention import MixedAttention
@@ -324,12 +323,7 @@ class MoePart:
         if kernels.grouped is not None and inputs.computes_prompts:
             given = kernels.grouped.by(capture).launched(states, chosen)
             return combine_experts(capture, given, chosen, weights, top, shared=shared)
-        product = kernels.inner_product.by(capture)
-        if isinstance(kernels.inner, GatedExpertWeights):
-            inner = product.gather_gated(states, kernels.inner, chosen)
-        else:
-            inner = product.gather_squared(states, kernels.inner, chosen)
-        given = kernels.down_product.by(capture).launched_gather(inner, kernels.down, chosen)
+        given = kernels.multiply(states, chosen, capture)
         return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)
 
     def _shared(

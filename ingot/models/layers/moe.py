@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 from typing import Any, Final
 
@@ -12,13 +13,14 @@ import mlx.nn as nn
 
 from ingot.errors import ConfigError
 from ingot.kernels.checked import CheckedKernels
-from ingot.kernels.moe.kernels import ExpertRouter, RouterShape
+from ingot.kernels.gpu.launcher import Launcher
+from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, SharedOutput, combine_experts
 from ingot.kernels.packed_matmul.experts import GroupedExperts
 from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
 from ingot.models.experts.streaming import StreamedExperts
 from ingot.models.families.description import MoeSpec
 from ingot.models.families.registry import expert_gate_of, moe_spec_of
-from ingot.models.layers.gpu_linear import JoinedLinear, QuantizedKernelSwitchLinear, join_linears
+from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, QuantizedKernelSwitchLinear, join_linears
 from ingot.models.layers.mlp import EXPERT_PROJECTIONS, GroupedSwitchGLU
 from ingot.models.layers.modules import extend, own_class, swap_each
 from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU, SwitchMLP
@@ -37,6 +39,17 @@ class MoeKernels:
     down_bias: mx.array | None  # [experts, outputs]
     grouped: GroupedExperts | None  # multiplies the tokens of each expert at once, in other bits
 
+    def multiply(self, states: mx.array, chosen: mx.array, run: Launcher | None = None) -> mx.array:
+        """What the chosen experts [tokens * top] of few tokens give, without their bias: [tokens * top, size]."""
+        product = self.inner_product if run is None else self.inner_product.by(run)
+        if isinstance(self.inner, GatedExpertWeights):
+            inner = product.gather_gated(states, self.inner, chosen)
+        else:
+            inner = product.gather_squared(states, self.inner, chosen)
+        return (self.down_product if run is None else self.down_product.by(run)).launched_gather(
+            inner, self.down, chosen
+        )
+
 
 class JoinedMoe(nn.Module):
     """Computes what the mixture that it extends computes; graphs find here what they launch for it."""
@@ -47,8 +60,41 @@ class JoinedMoe(nn.Module):
     joined_gate: JoinedLinear | None
     """Of that expert, where it is not."""
     kernels: MoeKernels | None
+    streamed: MoeKernels | None
+    """Of experts that are read when they are needed, which no graph can wait for: few tokens are launched one kernel
+    after another."""
     lacking: str
     """What there are no kernels for, where there are none."""
+
+    def __call__(self, x: mx.array) -> Any:
+        kernels = self.streamed
+        rows = x.reshape(-1, x.shape[-1])
+        if kernels is None or len(rows) * kernels.router.shape.top > FEW_ROWS or x.dtype != kernels.down.dtype:
+            return super().__call__(x)
+        y = self._launch(kernels, mx.contiguous(rows))
+        return y.reshape(x.shape)
+
+    def _launch(self, kernels: MoeKernels, rows: mx.array) -> mx.array:
+        """Of few tokens [tokens, size]."""
+        spec, top = self._spec, kernels.router.shape.top
+        assert self.router_product is not None
+        logits = self.router_product(rows)
+        chosen, weights = kernels.router(logits, _all_there())
+
+        def multiply(x: mx.array, places: mx.array) -> mx.array:
+            return kernels.multiply(x, mx.contiguous(places.reshape(-1))).reshape(*places.shape, -1)
+
+        given = attrgetter(spec.experts)(self)(rows, chosen.reshape(-1, top), multiply)
+        shared = None
+        if spec.shared is not None and (expert := self.get(spec.shared)) is not None:
+            gates = None if spec.shared_gate is None else self._shared_gates(rows, logits, kernels)
+            shared = SharedOutput(expert(rows), *(gates or ()))
+        run = kernels.router.launcher
+        return combine_experts(run, given.reshape(-1, given.shape[-1]), chosen, weights, top, shared=shared)
+
+    def _shared_gates(self, rows: mx.array, logits: mx.array, kernels: MoeKernels) -> tuple[mx.array, int]:
+        """Of the expert that all tokens have, and where they are."""
+        return (logits, kernels.router.shape.experts) if self.joined_gate is None else (self.joined_gate(rows), 0)
 
     @property
     def router_product(self) -> JoinedLinear | None:
@@ -90,7 +136,8 @@ def _joined_moe(module: nn.Module) -> nn.Module | None:
     if spec is None:
         return None
     replacement: Any = extend(module, JoinedMoe, "Joined")
-    replacement._spec, replacement.kernels, replacement.lacking = spec, None, "experts"
+    replacement._spec, replacement.kernels, replacement.streamed = spec, None, None
+    replacement.lacking = "experts"
     replacement.joined_gate = None
     path, _, name = spec.router.rpartition(".")
     owner = attrgetter(path)(replacement) if path else replacement
@@ -118,8 +165,18 @@ def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
             found = _moe_kernels(module, kernels)
             if isinstance(found, str):
                 module.lacking = found
+            elif isinstance(attrgetter(module._spec.experts)(module), StreamedExperts):
+                module.streamed, module.lacking = found, "experts that are read when they are needed"
             else:
                 module.kernels = found
+
+
+@cache
+def _all_there() -> mx.array:
+    """Slots of tokens none of which is missing."""
+    there = mx.zeros((FEW_ROWS, 2), mx.int32)
+    mx.eval(there)
+    return there
 
 
 def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str:
@@ -129,8 +186,8 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     if module._spec.latent is not None and _found(module, module._spec.latent) is not None:
         return "experts over latents"
     experts = attrgetter(module._spec.experts)(module)
-    if isinstance(experts, StreamedExperts):
-        return "experts that are read when they are needed"
+    streamed = experts if isinstance(experts, StreamedExperts) else None
+    experts = experts if streamed is None else streamed.products
     names = _PROJECTIONS.get(own_class(experts))
     if names is None:
         return f"experts of {own_class(experts).__name__}"
@@ -142,7 +199,7 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     weights = _inner_weights(inner, experts.activation)
     if isinstance(weights, str):
         return weights
-    packed, router = kernels.packed, _router_of(module, kernels, inner[0]._packed)
+    packed, router = kernels.packed, _router_of(module, kernels, inner[0]._packed, streamed)
     if isinstance(weights, GatedExpertWeights):
         product = packed.gated_experts(weights)
     else:
@@ -150,6 +207,8 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     if product is None or router is None:
         return "its experts" if product is None else "its choice of experts"
     bias = _bias_of(down) if "bias" in down else None
+    if streamed is not None and bias is not None:  # they would change with the experts in slots
+        return "experts with biases that are read when they are needed"
     grouped = experts._grouped if isinstance(experts, GroupedSwitchGLU) else None
     grouped = grouped if grouped is not None and grouped.is_launched_alone else None
     return MoeKernels(router, product, weights, down._product, down._packed, bias, grouped)
@@ -196,7 +255,9 @@ def _found(module: Any, path: str) -> Any:
     return getattr(attrgetter(owner)(module) if owner else module, name, None)
 
 
-def _router_of(module: Any, kernels: CheckedKernels, weights: PackedWeights) -> ExpertRouter | None:
+def _router_of(
+    module: Any, kernels: CheckedKernels, weights: PackedWeights, streamed: StreamedExperts | None
+) -> ExpertRouter | None:
     spec: MoeSpec = module._spec
 
     def number(path: str | None, otherwise: Any) -> Any:
@@ -209,7 +270,7 @@ def _router_of(module: Any, kernels: CheckedKernels, weights: PackedWeights) -> 
         normed = False  # as the families with such scores do
     groups, top_groups = (1, 1) if spec.groups is None else (number(path, 1) for path in spec.groups)
     shape = RouterShape(
-        weights.scales.shape[0],
+        weights.scales.shape[0] if streamed is None else streamed.count,
         top,
         spec.scores,
         "softmax" if spec.scores == "logits" else "sum" if normed else "none",

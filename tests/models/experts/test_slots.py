@@ -9,7 +9,7 @@ from ingot.models.experts.slots import NOWHERE, ExpertSlots
 
 def used(slots: ExpertSlots, *passes: list[int]) -> None:
     for experts in passes:
-        slots.note_uses(np.bincount(experts, minlength=slots.slot_of.size))
+        slots.note_uses(np.array(experts))
 
 
 def filled(experts: int, slots: int) -> ExpertSlots:
@@ -40,7 +40,7 @@ def test_what_a_pass_needs_stays_and_empty_slots_come_first() -> None:
 
 def test_a_prompt_counts_more_than_a_step_and_less_than_its_tokens() -> None:
     slots = ExpertSlots(3, 2)
-    slots.note_uses(np.array([400, 1, 0]))
+    assert slots.note_uses(np.array([[0]] * 400 + [[1]])) == [0, 1]
     assert 1 < slots.uses[0] / slots.uses[1] < 400
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,9 +15,10 @@ import pytest
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import ModelAdapter
 from ingot.models.experts import streaming
-from ingot.models.experts.files import READERS, WeightsUnreadable, read_bytes
+from ingot.models.experts.files import READERS, ExpertRead, WeightsUnreadable, read_bytes
 from ingot.models.experts.slots import NOWHERE
-from ingot.models.experts.streaming import FEW_TOKENS, TRIAL_INTERVAL, TRIAL_PASSES, GuessTrial
+from ingot.models.experts.streaming import FEW_TOKENS, TRIAL_INTERVAL, TRIAL_PASSES, GuessTrial, LayerExperts
+from ingot.models.layers.moe import JoinedMoe
 from tests.kernels.gpu.host_copies import host_copies
 from tests.launches import computed, decoded, prompt_logits
 from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
@@ -61,6 +62,107 @@ def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rul
         store.check()
         assert store.stats.misses and store.stats.bytes_read
         adapter.close()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("family", "packing"), [("qwen3_moe", "mxfp4"), ("qwen3_5_moe", "4 bits"), ("deepseek_v3", "4 bits")]
+)
+def test_on_nvidia_gpus_few_tokens_are_launched_by_the_kernels_of_graphs(
+    family: str, packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_AS", "cuda")
+    folder = saved(family, tmp_path, PACKINGS[packing])
+    adapter, found = loaded(folder, 0.7), []
+    mixtures = [each for each in adapter.model.modules() if isinstance(each, JoinedMoe)]
+    assert mixtures and all(each.streamed is not None and each.kernels is None for each in mixtures)
+    for each in (adapter, loaded(folder)):
+        rows = each.new_batch_state()
+        row = rows.new()
+        found.append([computed(each, rows, row, PROMPT[:3]), *(decoded(each, rows, [row], [t]) for t in (5, 8))])
+    for ours, whole in zip(*found, strict=True):
+        assert mx.abs(ours - whole).max() < 0.05 * mx.abs(whole).max()
+
+
+class Waits:
+    """How often the host asks for something to be computed, and how often it waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches = self.waits = 0
+        evaluate, launch = mx.eval, mx.async_eval
+
+        def counted_eval(*arrays: object) -> None:
+            self.waits += 1
+            evaluate(*arrays)
+
+        def counted_launch(*arrays: object) -> None:
+            self.launches += 1
+            launch(*arrays)
+
+        monkeypatch.setattr(streaming.mx, "eval", counted_eval)
+        monkeypatch.setattr(streaming.mx, "async_eval", counted_launch)
+
+
+def layer_of(share: float, folder: Path, **options: object) -> LayerExperts:
+    """The second of two, which was used."""
+    adapter = loaded(folder, share, read_ahead=False, **options)
+    prompt_logits(adapter, PROMPT)
+    return store_of(adapter).layers[1]
+
+
+def product_of(layer: LayerExperts, experts: Sequence[int]) -> mx.array:
+    products = layer._products
+    assert products is not None
+    return layer.compute(mx.ones((1, 1, 64)), mx.array([[[*experts]]], mx.uint32), products, products)
+
+
+def some_of(layer: LayerExperts, *, there: bool) -> list[int]:
+    """Two experts that are in memory, or one that is and one that is not."""
+    present, absent = (np.flatnonzero((layer.slots.slot_of == NOWHERE) == away).tolist() for away in (False, True))
+    return present[:2] if there else [present[0], absent[0]]
+
+
+def test_the_host_waits_once_for_a_layer_whose_experts_are_all_there(
+    rules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of(0.7, saved("qwen3_moe", tmp_path))
+    experts, counted = some_of(layer, there=True), Waits(monkeypatch)
+    product_of(layer, experts)
+    assert (counted.waits, counted.launches) == (1, 2)
+
+
+def test_the_host_does_not_wait_for_a_layer_whose_experts_all_have_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of(2.0, saved("qwen3_moe", tmp_path), always=True)
+    assert layer.slots.is_complete
+    counted = Waits(monkeypatch)
+    product_of(layer, range(2))
+    assert (counted.waits, counted.launches) == (0, 0)
+
+
+def test_products_that_were_launched_without_an_expert_are_launched_again(
+    rules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of(0.7, saved("qwen3_moe", tmp_path))
+    layer._all_there, written = 1.0, []
+    experts, submit = some_of(layer, there=False), layer._store.readers.submit
+
+    def submitted(reads: Iterable[ExpertRead]) -> None:
+        written.append(layer._output)  # what reads slots was evaluated before
+        submit(reads)
+
+    monkeypatch.setattr(layer._store.readers, "submit", submitted)
+    counted = Waits(monkeypatch)
+    found = product_of(layer, experts)
+    assert written == [None]
+    assert counted.launches == (2 if rules == "cpu" else 3)
+    again = product_of(layer, experts)
+    assert mx.array_equal(found, again)
+    layer._all_there = 0.0  # where an expert is mostly missing, nothing is launched early
+    counted.launches = 0
+    product_of(layer, some_of(layer, there=False))
+    assert counted.launches == 2
 
 
 @pytest.mark.parametrize("past_cache", [False, True])
