@@ -65,6 +65,7 @@ from ingot.models.layers.swapping import (
     allow_separate_layers,
     is_fused,
     restore_wrong_part,
+    run_uncompiled,
     swap_modules,
     unknown_mixers,
 )
@@ -449,6 +450,7 @@ def adapt_model(
     report_step("compiling and checking kernels" if kernels is not None else "swapping modules")
     with _logging_time("modules were swapped and their kernels checked"):
         swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
+    run_uncompiled(model)
     if has_own_caches(new_batch_state(model, 0, None)):
         share_tokens(model)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
@@ -536,7 +538,14 @@ def _probe_model(
 
     def findings(margin: int) -> ProbeFindings:
         rows = partial(new_batch_state, model, margin, kept, kernels)
-        return Probe(partial(run_forward, model, selection), rows, dtype, unlike=unlike, variants=variants).run()
+        own_caches = has_own_caches(rows())
+        probe = Probe(
+            *(partial(run_forward, model, selection), rows, dtype),
+            unlike=unlike,
+            in_chunks=own_caches,
+            variants=variants,
+        )
+        return probe.run()
 
     with (fixed_experts(model) if is_streamed else None) or nullcontext():
         found = findings(0)

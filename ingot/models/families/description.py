@@ -363,6 +363,7 @@ class ModelFamily:
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why its own code cannot mix rows of different lengths, where no probe finds it
     apart_in_blocks: bool = False  # its code computes a few tokens of one row one by one, and rows of one token at once
+    uncompiled: tuple[str, ...] = ()  # classes whose compiled functions go wrong with other lengths than their first
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
     head: MtpSpec | None = None  # the draft head that its checkpoints may hold
 
@@ -380,6 +381,6 @@ class ModelFamily:
                     *self.ropes,
                     *self.expert_gates,
                 ),
-                *(*self.decoders, *self.layers),
+                *(*self.decoders, *self.layers, *self.uncompiled),
             )
         )

@@ -108,6 +108,11 @@ def decoder_spec_of(module: object) -> DecoderSpec | None:
     return _family_of(module).decoders.get(type(module).__name__)
 
 
+def is_uncompiled(module: object) -> bool:
+    """Whether it goes wrong where MLX compiles its functions."""
+    return type(module).__name__ in _family_of(module).uncompiled
+
+
 def is_apart_in_blocks(model: Any) -> bool:
     """Whether its code computes short blocks of tokens one by one, unless each is a row of its own."""
     return _family_of(model.layers[0]).apart_in_blocks

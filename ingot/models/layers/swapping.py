@@ -20,7 +20,7 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
 from ingot.kernels.measured import NATIVE_ATTENTION, NATIVE_NORMS, NOTHING_SLOWER, SlowerParts
-from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
+from ingot.models.families.registry import attention_spec_of, is_uncompiled, recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
 from ingot.models.layers.attention_setup import is_known_here, mixed_attention_of
@@ -38,7 +38,7 @@ from ingot.models.layers.mlp import (
     swap_gated_mlps,
     swap_switch_mlps,
 )
-from ingot.models.layers.modules import extend, measured_part, own_class, restored_module
+from ingot.models.layers.modules import UncompiledModule, extend, measured_part, own_class, restored_module
 from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
@@ -188,6 +188,13 @@ def restore_wrong_part(model: nn.Module, device: Device, is_right: Callable[[], 
             undo()
     restore_mlx_lm_modules(model)
     return None
+
+
+def run_uncompiled(model: nn.Module) -> None:
+    """Swap those mixers that run a library's own code and go wrong where MLX compiles it."""
+    split = [(path, module) for path, module in model.named_modules() if isinstance(module, SplitMixer)]
+    found = [(path, module) for path, module in split if is_uncompiled(restored_module(module))]
+    model.update_modules(tree_unflatten([(path, extend(each, UncompiledModule, "Uncompiled")) for path, each in found]))
 
 
 def swap_modules(
