@@ -287,11 +287,15 @@ def test_every_family_of_mlx_lm_is_among_these() -> None:
     assert modules == {family_configs.config(name)["model_type"] for name in family_configs.FAMILIES}
 
 
-@pytest.mark.parametrize("name", ["afm7", "deepseek_v41", "gemma2", "recurrent_gemma", "longcat_flash_ngram"])
+@pytest.mark.parametrize(
+    "name", ["afm7", "deepseek_v4", "deepseek_v41", "gemma2", "qwen4_exp", "recurrent_gemma", "longcat_flash_ngram"]
+)
 def test_the_engine_answers_alike_alone_and_in_company_where_rows_differ(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tiny.CONFIGS, name, family_configs.config(name))
+    if name in family_configs.VLM_FAMILIES:
+        monkeypatch.setattr(tiny, "build", family_configs.build)
     rng = random.Random(8)
     asked = [
         Request(
