@@ -42,7 +42,7 @@ class TokenShares:
 
     def of(self, whole: mx.array) -> Sequence[mx.array]:
         """The parts' shares of all tokens."""
-        shares = mx.split(whole, self._ends, axis=self._axis)
+        shares: Sequence[mx.array] = [*mx.split(whole, self._ends, axis=self._axis)]
         self._wholes |= {id(share): (share, whole) for share in shares}
         return shares
 
@@ -81,7 +81,7 @@ class TokenModule(nn.Module):
     _open: OpenShares
 
     def computed(self, x: mx.array) -> mx.array:
-        output: mx.array = super().__call__(x)  # type: ignore[misc]
+        output: mx.array = super().__call__(x)
         return output
 
     def __call__(self, x: mx.array) -> mx.array:
