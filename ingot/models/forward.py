@@ -407,7 +407,7 @@ def new_batch_state(
 
 def has_own_caches(rows: BatchState) -> bool:
     """Whether rows have caches that the model's own code made, which are all layers' then."""
-    return isinstance(rows.states[0], OwnCacheState)
+    return isinstance(next(iter(rows.states), None), OwnCacheState)
 
 
 def growth_of_own_caches(model: Any, selection: LogitsSelection | None) -> int:
