@@ -1,24 +1,28 @@
 """Live states of models whose caches are of a kind that ours cannot stand in for: each row has the model's own caches.
 
-Such a model computes one row at a time, over caches that its own code made. A checkpoint is a copy of everything that a
-cache holds: its arrays, behind a description of how they hang together. Only the engine thread may call anything here.
+Such a model's mixers compute one row at a time, over caches that its own code made; everything around them computes all
+rows of a mixed batch at once. A checkpoint is a copy of everything that a cache holds: its arrays, behind a description
+of how they hang together. Only the engine thread may call anything here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ingot.cache.arrays import copy_array
-from ingot.cache.forward_batch import ForwardBatch
+from ingot.cache.forward_batch import ForwardBatch, MixedBatch, PerBatch
 from ingot.cache.layer_state import RecurrentState
 
 _ARRAY, _OBJECT, _TUPLE, _KEPT = "array", "object", "tuple", "kept"
 _FIXED_SIZE = (bool, int, float, str, type(None))
+_BEGUN = "own caches"
+"""In a batch's memo, once its row has new caches if it begins."""
 
 
 class RowCaches:
@@ -31,6 +35,13 @@ class RowCaches:
         if anew or slot not in self._rows:
             self._rows[slot] = self._make()
         return self._rows[slot]
+
+    def opened(self, batch: ForwardBatch) -> Sequence[Any]:
+        """Those of the only row of a batch that is being computed: new ones for a row that begins."""
+        assert batch.count == 1, "these caches hold one row each"
+        begins = batch.starts == (0,) and _BEGUN not in batch.memo
+        batch.memo[_BEGUN] = True
+        return self.of(batch.rows[0].slot, anew=begins)
 
     def drop(self, slot: int) -> None:
         self._rows.pop(slot, None)
@@ -51,15 +62,10 @@ class OwnCacheState(RecurrentState):
 
     @property
     def as_cache(self) -> Any:
-        """The open row's own cache."""
-        [row] = self.open_batch.rows
-        return self._rows.of(row.slot)[self._layer]
-
-    def open(self, batch: ForwardBatch) -> None:
-        assert batch.count == 1, "these caches hold one row each"
-        super().open(batch)
-        if self._layer == 0 and batch.starts == (0,):
-            self._rows.of(batch.rows[0].slot, anew=True)
+        """The open row's own cache, or those of a mixed batch's rows."""
+        if self.whole is None:
+            return self._rows.opened(self.open_batch)[self._layer]
+        return CachePerRow(self.whole, [self._rows.opened(part)[self._layer] for part in self.whole.parts])
 
     @property
     def slot_bytes(self) -> int:
@@ -92,6 +98,41 @@ class OwnCacheState(RecurrentState):
         caches = self._rows.of(slot)
         own = json.loads(np.asarray(described).tobytes())
         _restore(own, [None if array is None else copy_array(array) for array in arrays], caches[self._layer])
+
+
+@dataclass(frozen=True)
+class NumberPerRow(PerBatch):
+    """A number of each row. Code that needs one before its layers run has the first row's."""
+
+    def __int__(self) -> int:
+        return int(self.parts[0])
+
+
+class CachePerRow:
+    """A layer's caches in a mixed batch, one for each row, which are parts of their own. Mixers are given their row's.
+    What a model's code asks of a cache before that: masks and numbers are for each row, all else is the first row's."""
+
+    def __init__(self, mixed: MixedBatch, caches: Sequence[Any]) -> None:
+        self.mixed, self.own = mixed, caches
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """That of the rows' caches, as models tell caches by their classes."""
+        return type(self.own[0])
+
+    def make_mask(self, width: int, *args: Any, **kwargs: Any) -> PerBatch | None:
+        caches = zip(self.mixed.parts, self.own, strict=True)
+        masks = tuple(cache.make_mask(part.width, *args, **kwargs) for part, cache in caches)
+        return None if all(mask is None for mask in masks) else PerBatch(self.mixed, masks)
+
+    def __getitem__(self, index: int) -> CachePerRow:
+        return CachePerRow(self.mixed, [cache.caches[index] for cache in self.own])
+
+    def __getattr__(self, name: str) -> Any:
+        values = [getattr(cache, name) for cache in self.own]
+        if all(type(value) is int for value in values) and len(set(values)) > 1:
+            return NumberPerRow(self.mixed, tuple(values))
+        return values[0]
 
 
 def _arrays_in(value: Any) -> list[mx.array]:

@@ -60,10 +60,12 @@ from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, sele
 from ingot.models.layers.mlp import fixed_experts
 from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.moe import use_fewer_experts
+from ingot.models.layers.split_mixer import share_tokens
 from ingot.models.layers.swapping import (
     allow_separate_layers,
     is_fused,
     restore_wrong_part,
+    run_uncompiled,
     swap_modules,
     unknown_mixers,
 )
@@ -448,6 +450,9 @@ def adapt_model(
     report_step("compiling and checking kernels" if kernels is not None else "swapping modules")
     with _logging_time("modules were swapped and their kernels checked"):
         swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
+    run_uncompiled(model)
+    if has_own_caches(new_batch_state(model, 0, None)):
+        share_tokens(model)
     is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
     uncovered = why_uncovered(model) if is_uncovered else None
     stack = decode_graphs_of(model)
@@ -462,9 +467,7 @@ def adapt_model(
 
     def probed() -> tuple[mx.Dtype | None, ProbeFindings, int]:
         kept = None if exact or not (is_fused(model) or attends_natively(model)) else mx.float16
-        unlike = not has_own_caches(new_batch_state(model, 0, None)) and (
-            family.unmixed is None or not unknown_mixers(model)
-        )
+        unlike = family.unmixed is None or not unknown_mixers(model)
         return kept, *_probe_model(model, selection, kept, kernels, coarse, unlike=unlike)
 
     report_step("probing the model")
@@ -480,7 +483,7 @@ def adapt_model(
     if (stack := decode_graphs_of(model)) is not None:
         stack.capture_ahead()
     growth = growth_of_own_caches(model, selection) if has_own_caches(found.rows) else None
-    compiles = found.mixed and can_compile_steps(device) and _captured_graphs(model) is None
+    compiles = found.mixed and growth is None and can_compile_steps(device) and _captured_graphs(model) is None
     compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
     adapted = ModelAdapter(
         model,
@@ -535,7 +538,14 @@ def _probe_model(
 
     def findings(margin: int) -> ProbeFindings:
         rows = partial(new_batch_state, model, margin, kept, kernels)
-        return Probe(partial(run_forward, model, selection), rows, dtype, unlike=unlike, variants=variants).run()
+        own_caches = has_own_caches(rows())
+        probe = Probe(
+            *(partial(run_forward, model, selection), rows, dtype),
+            unlike=unlike,
+            in_chunks=own_caches,
+            variants=variants,
+        )
+        return probe.run()
 
     with (fixed_experts(model) if is_streamed else None) or nullcontext():
         found = findings(0)

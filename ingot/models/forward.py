@@ -38,6 +38,7 @@ from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, kernel_launcher
 from ingot.kernels.paged_attention.inputs import KernelRows
 from ingot.kernels.paged_attention.shapes import KVSplits
+from ingot.models.families.registry import is_apart_in_blocks
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_setup import kv_layouts
 from ingot.models.layers.gpu_linear import FEW_ROWS
@@ -79,8 +80,12 @@ def run_forward(
 ) -> mx.array:
     """See `ModelAdapter.run`. `model` may be its compiled steps, which support only passes that give logits after all
     tokens, without adapters."""
+    own_caches = has_own_caches(rows)
+    mixed = mixed and not (own_caches and tokens.size == parts[0].width)  # a row alone runs as its code has it
     count = 1 if mixed else len(parts[0].rows)
     chosen = None if at is None or len(at) == tokens.size else mx.array(list(at), dtype=mx.int32)[None]
+    if mixed and own_caches and chosen is None and len(parts) == tokens.size and is_apart_in_blocks(model):
+        count = tokens.size
     slots = [row.lora for part in parts for row in part.rows for _ in range(part.width)]
     if (chosen is not None or vision is not None or any(slots)) and isinstance(model, CompiledSteps):
         model = model.model
@@ -401,8 +406,8 @@ def new_batch_state(
 
 
 def has_own_caches(rows: BatchState) -> bool:
-    """Whether rows have caches that the model's own code made."""
-    return any(isinstance(state, OwnCacheState) for state in rows.states)
+    """Whether rows have caches that the model's own code made, which are all layers' then."""
+    return isinstance(next(iter(rows.states), None), OwnCacheState)
 
 
 def growth_of_own_caches(model: Any, selection: LogitsSelection | None) -> int:

@@ -93,11 +93,14 @@ class Probe:
         dtype: mx.Dtype,
         *,
         unlike: bool,
+        in_chunks: bool = False,
         variants: ProbeVariants = NO_VARIANTS,
         run_context: RunContext = nullcontext,
     ) -> None:
-        """`unlike` is False for a model known to go wrong when rows of different lengths share a forward pass."""
+        """`unlike` is False for a model known to go wrong when rows of different lengths share a forward pass;
+        `in_chunks` is True for one whose own code may give a prompt's tokens other logits in other chunks."""
         self._forward, self._new_rows, self._dtype, self._unlike = forward, new_batch_state, dtype, unlike
+        self._in_chunks = in_chunks
         self._variants, self._run_context = variants, run_context
         self._unmixed: str | None = None
 
@@ -150,6 +153,7 @@ class Probe:
         return Probe(
             *(self._forward, self._new_rows, self._dtype),
             unlike=self._unlike,
+            in_chunks=self._in_chunks,
             variants=self._variants,
             run_context=fixed,
         )
@@ -169,6 +173,17 @@ class Probe:
         if mx.any(mx.isnan(logits)).item():
             raise ModelError("The model answers with logits that are not numbers")
         return batches[0], logits
+
+    @cached_property
+    def _separate_in_chunks(self) -> mx.array:
+        """The same logits, where each prompt is computed in the chunks of `_batched`."""
+        long, short = (LONG[:4], LONG[4:-1], LONG[-1:]), (SHORT[:-1], SHORT[-1:], CONTINUED[-1:])
+        found = []
+        for chunks in (long, short):
+            rows = self._new_rows()
+            row = rows.new()
+            found.append([self._run_part(rows, [(row, chunk)]) for chunk in chunks])
+        return mx.concatenate([found[0][-1], *found[1][-2:]])
 
     @cached_property
     def _rounding(self) -> float:
@@ -203,7 +218,10 @@ class Probe:
 
     def _is_right(self, ragged: bool, mixed: bool) -> bool:
         try:
-            gap = logits_gap(self._batched(ragged=ragged, mixed=mixed), self._separate[1])
+            found = self._batched(ragged=ragged, mixed=mixed)
+            gap = logits_gap(found, self._separate[1])
+            if self._in_chunks and not is_close_gap(gap, 0, self._dtype):
+                gap = logits_gap(found, self._separate_in_chunks)
         # Whatever it is that a model cannot do with rows unlike each other, the conclusion is the same.
         except Exception as error:
             self._unmixed = self._unmixed or f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
@@ -211,7 +229,10 @@ class Probe:
         if is_close_gap(gap, 0, self._dtype):
             return True
         self._unmixed = self._unmixed or f"logits differ by {gap:.2g} of their range"
-        return gap < WRONG_GAP[self._dtype] and is_close_gap(gap, max(self._rounding, self._arithmetic), self._dtype)
+        if gap >= WRONG_GAP[self._dtype]:
+            return False
+        noise = self._nudged_gap() if self._in_chunks else max(self._rounding, self._arithmetic)
+        return is_close_gap(gap, noise, self._dtype)
 
     def _batched(self, *, ragged: bool, mixed: bool) -> mx.array:
         """Two prompts at once, then the short one decoding with the long one's prefill, then both decoding: as one part

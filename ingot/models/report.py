@@ -96,9 +96,12 @@ def model_notes(
     cannot be graphs."""
     notes = [] if kernels is None else _unused_kernel_notes(kernels)
     own_caches = any(isinstance(state, OwnCacheState) for state in found.rows.states)
-    if own_caches:
-        notes.append("sequences run one after another, slower: this family's code has caches of its own, of one each")
-    else:
+    if own_caches and found.mixed:
+        notes.append(
+            f"attention by the family's own modules ({', '.join(unknown_mixers(model))}), slower: these have caches of "
+            "one sequence each, and attend one after another"
+        )
+    elif not own_caches:
         notes += mlx_lm_attention_notes(model)
     if found.wrong is not None:
         notes.append(f"{found.wrong}, more than rounding alone moves them: check its answers")
@@ -116,7 +119,7 @@ def model_notes(
             f"sequences run one after another: rounding alone moves this model's logits by {found.rounding:.2g} of "
             "their range, so that it cannot be checked whether sequences can be mixed"
         )
-    elif not found.mixed and not found.ragged and not own_caches:
+    elif not found.mixed and not found.ragged:
         notes.append(f"sequences run one after another: this family's code cannot mix them{why}")
     elif not found.mixed and found.ragged:
         notes.append(f"prompts and answers are computed one after another: this family's code cannot mix them{why}")

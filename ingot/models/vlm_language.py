@@ -14,6 +14,7 @@ from typing import Any
 
 import mlx.nn as nn
 
+from ingot.cache.own_caches import CachePerRow
 from ingot.errors import ModelError
 from ingot.extras import install_command, missing_packages
 from ingot.models.families.registry import MODEL_FAMILIES
@@ -93,7 +94,11 @@ class _VlmLanguage(nn.Module):
         return {name: weight for name, weight in named.items() if name.startswith(f"{_LANGUAGE_PART}.")}
 
     def __call__(self, inputs: Any, cache: Any = None) -> Any:
-        return self.language_model(inputs, cache=cache).logits
+        first = cache[0] if cache else None
+        if not isinstance(first, CachePerRow):
+            return self.language_model(inputs, cache=cache).logits
+        positions = first.mixed.positions.reshape(inputs.shape)
+        return self.language_model(inputs, cache=cache, position_ids=positions).logits
 
 
 def _type_of(config: Mapping[str, Any]) -> str:

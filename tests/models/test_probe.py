@@ -20,7 +20,7 @@ from ingot.models.report import model_notes
 Shift = Callable[[LayerState, int], float | mx.array]
 
 
-def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> ProbeFindings:
+def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True, in_chunks: bool = False) -> ProbeFindings:
     """Findings about a model whose logits follow from the newest token, moved by `shift(state, width)`."""
 
     def forward(
@@ -31,11 +31,13 @@ def probe(shift: Shift, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) ->
             width = min(part.width for part in parts)
             return mx.sin(tokens[mx.array(list(at))][:, None] * mx.arange(1, 9)) + shift(layers[0], width)
 
-    return probed(forward, dtype, unlike=unlike)
+    return probed(forward, dtype, unlike=unlike, in_chunks=in_chunks)
 
 
-def probed(forward: ForwardFunction, dtype: mx.Dtype = mx.float32, *, unlike: bool = True) -> ProbeFindings:
-    return Probe(forward, lambda: BatchState([AppendState()]), dtype, unlike=unlike).run()
+def probed(
+    forward: ForwardFunction, dtype: mx.Dtype = mx.float32, *, unlike: bool = True, in_chunks: bool = False
+) -> ProbeFindings:
+    return Probe(forward, lambda: BatchState([AppendState()]), dtype, unlike=unlike, in_chunks=in_chunks).run()
 
 
 def forward_parts(state: LayerState) -> Sequence[ForwardBatch]:
@@ -142,6 +144,23 @@ class Mixture:
     def found(self, original: Callable[[list[int]], mx.array] | None = None) -> ProbeFindings:
         variants = ProbeVariants(self.nudged, self.fixed_experts, original)
         return Probe(self, lambda: BatchState([AppendState()]), mx.bfloat16, unlike=True, variants=variants).run()
+
+
+def cut(state: LayerState) -> mx.array:
+    """As far as logits of a part are moved by where it was cut before."""
+    return mx.array([[0.4 * (start > 0)] for part in forward_parts(state) for start in part.starts])
+
+
+def test_a_model_whose_own_code_depends_on_the_cut_may_mix_rows_that_get_what_they_get_alone_in_the_same_chunks() -> (
+    None
+):
+    found = probe(lambda state, width: cut(state), in_chunks=True)
+    assert (found.ragged, found.mixed, found.rounding) == (True, True, 0.0)
+
+
+def test_such_a_model_that_goes_wrong_in_company_still_runs_its_rows_apart() -> None:
+    found = probe(lambda state, width: cut(state) + (0.1 if rows(state) > 1 else 0.0), in_chunks=True)
+    assert (found.ragged, found.mixed) == (False, False)
 
 
 def test_a_router_that_wavers_is_no_fault_of_mixing() -> None:

@@ -161,6 +161,8 @@ FAMILIES = (
         layers={"DeepseekV32DecoderLayer": two_blocks()},
         head=_SPARSE_MTP,
     ),
+    # DeepSeek V4.1.
+    ModelFamily("deepseek_v41", decoders={"TextModel": DecoderSpec(row_arguments=("window_idx",))}),
     # dots.llm1.
     ModelFamily(
         "dots1",

@@ -123,6 +123,7 @@ class DecoderSpec:
     positions: str | None = None  # the embedding of positions, which is added to that of tokens
     chunk_size: str | None = None  # some layers see only tokens of the same chunk of so many
     whole_every: int = 4  # one of so many layers sees all tokens, the last of them
+    row_arguments: tuple[str, ...] = ()  # what its code makes of the caches of one row, and gives all layers' mixers
 
 
 @dataclass(frozen=True)
@@ -361,6 +362,8 @@ class ModelFamily:
     decoders: Mapping[str, DecoderSpec] = field(default_factory=dict)
     refused: str | None = None  # why it cannot be served
     unmixed: str | None = None  # why its own code cannot mix rows of different lengths, where no probe finds it
+    apart_in_blocks: bool = False  # its code computes a few tokens of one row one by one, and rows of one token at once
+    uncompiled: tuple[str, ...] = ()  # classes whose compiled functions go wrong with other lengths than their first
     text_only: tuple[str, ...] = ()  # the `model_type`s of models saved without the vision tower of this one
     head: MtpSpec | None = None  # the draft head that its checkpoints may hold
 
@@ -378,6 +381,6 @@ class ModelFamily:
                     *self.ropes,
                     *self.expert_gates,
                 ),
-                *(*self.decoders, *self.layers),
+                *(*self.decoders, *self.layers, *self.uncompiled),
             )
         )

@@ -15,6 +15,11 @@ FAMILIES = (
         "deepseek_v3",
         attention={"DeepseekV3Attention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
     ),
+    # Their layers compute up to eight tokens of a row one by one, as these would be alone.
+    ModelFamily("deepseek_v4", apart_in_blocks=True),
+    ModelFamily("glm5_next", apart_in_blocks=True),
+    # Its indexers' choice is compiled with the first length's rank of the last one chosen.
+    ModelFamily("hy_v4", uncompiled=("HyV4Attention",)),
     # K2 Horizon.
     ModelFamily("k2_horizon", attention={"Attention": AttentionSpec()}),
     # Klear, whose configs may also be for mlx-lm's.

@@ -7,7 +7,7 @@ The descriptions are tables in the files beside this one, by the first letter of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from ingot.models.families import a_to_g, h_to_m, mlx_vlm, n_to_z
 from ingot.models.families.description import (
@@ -106,6 +106,16 @@ def layer_spec_of(layer: object) -> LayerSpec | None:
 def decoder_spec_of(module: object) -> DecoderSpec | None:
     """Of a decoder whose own code cannot run mixed batches."""
     return _family_of(module).decoders.get(type(module).__name__)
+
+
+def is_uncompiled(module: object) -> bool:
+    """Whether it goes wrong where MLX compiles its functions."""
+    return type(module).__name__ in _family_of(module).uncompiled
+
+
+def is_apart_in_blocks(model: Any) -> bool:
+    """Whether its code computes short blocks of tokens one by one, unless each is a row of its own."""
+    return _family_of(model.layers[0]).apart_in_blocks
 
 
 def _family_of(module: object) -> ModelFamily:

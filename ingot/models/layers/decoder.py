@@ -16,9 +16,13 @@ import mlx.nn as nn
 
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import ForwardBatch, MixedBatch, PerBatch, causal_mask
+from ingot.cache.own_caches import CachePerRow
 from ingot.models.families.description import DecoderSpec
 from ingot.models.families.registry import decoder_spec_of
-from ingot.models.layers.modules import extend, swap_each
+from ingot.models.layers.modules import extend, restored_module, swap_each
+
+ROW_ARGUMENTS = "row arguments"
+"""In the memo of a mixed batch: what mixers get of each row, by the names of their arguments."""
 
 
 class MixedDecoder(nn.Module):
@@ -49,6 +53,44 @@ class MixedDecoder(nn.Module):
         return states
 
 
+class RowArgumentsDecoder(nn.Module):
+    """Of a mixed batch, has the code of the module that it extends make what layers get for each row alone, up to its
+    first layer. Mixers find it in the batch's memo."""
+
+    _decoder: DecoderSpec
+
+    def __call__(self, inputs: mx.array, cache: Sequence[Any] | None = None) -> Any:
+        if cache is not None and isinstance(cache[0], CachePerRow):
+            mixed, tokens = cache[0].mixed, inputs.reshape(1, -1)
+            alone = [
+                self._row_arguments(mixed.taken(number, tokens), [layer.own[number] for layer in cache])
+                for number in range(len(mixed.parts))
+            ]
+            names = self._decoder.row_arguments
+            mixed.memo[ROW_ARGUMENTS] = {name: PerBatch(mixed, tuple(each[name] for each in alone)) for name in names}
+        return super().__call__(inputs, cache)
+
+    def _row_arguments(self, tokens: mx.array, cache: Sequence[Any]) -> dict[str, Any]:
+        """What the module gives its first layer. Nothing of it is computed yet."""
+        plain = restored_module(self)
+        plain[self._decoder.layers] = [_reached for _ in cache]
+        try:
+            plain(tokens, cache)
+        except _FirstLayerReached as reached:
+            return reached.arguments
+        raise TypeError(f"{type(plain).__name__} runs no layers")
+
+
+class _FirstLayerReached(Exception):
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+def _reached(*_: Any, **arguments: Any) -> Any:
+    raise _FirstLayerReached(arguments)
+
+
 def chunk_masks(mixed: MixedBatch, size: int) -> PerBatch | None:
     """The masks of layers that see chunks of so many tokens; None where all tokens are in their row's first chunk."""
     mixed.memo["chunks"] = True  # lengths are read here: a step with other lengths is another graph
@@ -74,6 +116,6 @@ def _mixed_decoder(module: nn.Module) -> nn.Module | None:
     spec = decoder_spec_of(module)
     if spec is None:
         return None
-    replacement: MixedDecoder = extend(module, MixedDecoder, "Mixed")
+    replacement: Any = extend(module, RowArgumentsDecoder if spec.row_arguments else MixedDecoder, "Mixed")
     replacement._decoder = spec
     return replacement

@@ -121,6 +121,17 @@ def _extended_class(ours: type, theirs: type, prefix: str) -> type:
     return type(f"{prefix}{theirs.__name__}", (ours, theirs), {})
 
 
+class UncompiledModule(nn.Module):
+    """Has MLX compile nothing that the module it extends computes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        mx.disable_compile()
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            mx.enable_compile()
+
+
 def measured_part(kind: str, module: nn.Module) -> str:
     """What `ingot doctor --measure` calls a module of ours, or the one that it replaces: modules of a class with
     weights of a size."""

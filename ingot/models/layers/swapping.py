@@ -11,21 +11,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ingot.cache.forward_batch import MixedBatch, PerBatch, TokenPositions
-from ingot.cache.layer_state import LayerState
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.cpu import native
 from ingot.kernels.device import Device
 from ingot.kernels.measured import NATIVE_ATTENTION, NATIVE_NORMS, NOTHING_SLOWER, SlowerParts
-from ingot.models.families.registry import attention_spec_of, recurrence_spec_of
+from ingot.models.families.registry import attention_spec_of, is_uncompiled, recurrence_spec_of
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import NativeRotations
 from ingot.models.layers.attention_setup import is_known_here, mixed_attention_of
@@ -43,76 +38,16 @@ from ingot.models.layers.mlp import (
     swap_gated_mlps,
     swap_switch_mlps,
 )
-from ingot.models.layers.modules import extend, measured_part, own_class, restored_module
+from ingot.models.layers.modules import UncompiledModule, extend, measured_part, own_class, restored_module
 from ingot.models.layers.moe import JoinedMoe, find_moe_kernels, join_moes
 from ingot.models.layers.norms import swap_norms
 from ingot.models.layers.recurrent import KernelRecurrence, NativeRecurrence, kernel_recurrence, swap_recurrences
 from ingot.models.layers.rope import KernelRopes, SharedRopes, swap_ropes
 from ingot.models.layers.scans import ScanMixer, scan_mixer_of
-from ingot.models.lora.layers import LoraMapping
+from ingot.models.layers.split_mixer import SplitMixer
 
-_NO_CONTEXT = nullcontext()
 _INSIDE_LAYER = re.compile(r".*\.\d+\.[^\d]")
 """Paths below the number of a layer."""
-
-
-class SplitMixer(nn.Module):
-    """Splits mixed batches and has the module that it extends compute each of their parts."""
-
-    _lora_mapping: LoraMapping | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values())
-        state = next((value for value in values if isinstance(value, LayerState)), None)
-        mixed = _mixed_batch_of(state, values)
-        if mixed is None:
-            return super().__call__(*args, **kwargs)
-        outputs: list[Any] = []
-        for number, part in enumerate(mixed.parts):
-            before = outputs[-1:]
-            own = [_part_of_argument(value, mixed, number, before) for value in args]
-            options = {name: _part_of_argument(value, mixed, number, before) for name, value in kwargs.items()}
-            with nullcontext() if state is None else state.computing(part), self._loras_of(*mixed.bounds[number]):
-                outputs.append(super().__call__(*own, **options))
-        return _join_outputs(mixed, outputs)
-
-    def _loras_of(self, begin: int, end: int) -> AbstractContextManager[None]:
-        return _NO_CONTEXT if self._lora_mapping is None else self._lora_mapping.within(begin, end)
-
-
-def _mixed_batch_of(state: LayerState | None, values: Iterable[Any]) -> MixedBatch | None:
-    """The mixed batch that a mixer is called in; one that has no state of its own finds it in its arguments."""
-    if state is not None:
-        return state.whole
-    return next((value.mixed for value in values if isinstance(value, PerBatch)), None)
-
-
-def _part_of_argument(value: Any, mixed: MixedBatch, number: int, before: list[Any]) -> Any:
-    """A part's share of an argument, once the part before has been computed."""
-    if isinstance(value, PerBatch):
-        return value.parts[number]
-    if isinstance(value, TokenPositions):
-        return mixed.parts[number].offset
-    if isinstance(value, mx.array) and value.shape[:2] == (1, mixed.tokens):
-        tokens = mixed.taken(number, value)
-        # In order: states can only be written in place while nobody waits to read them.
-        return mx.depends(tokens, _first_output(before[0])) if before else tokens
-    if isinstance(value, mx.array) and value.shape[:3] == (1, 1, mixed.tokens):  # factors of tokens, for all heads
-        return mixed.taken(number, value[0])[:, None]
-    return value
-
-
-def _first_output(output: Any) -> mx.array:
-    first: mx.array = output[0] if isinstance(output, tuple) else output
-    return first
-
-
-def _join_outputs(mixed: MixedBatch, outputs: list[Any]) -> Any:
-    """The tokens' states as one row again; a mixer's further outputs are for other mixers, which split them again."""
-    joined = mixed.joined([_first_output(output) for output in outputs])
-    if not isinstance(outputs[0], tuple):
-        return joined
-    return joined, *(PerBatch(mixed, parts) for parts in list(zip(*outputs, strict=True))[1:])
 
 
 def find_mixers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -253,6 +188,13 @@ def restore_wrong_part(model: nn.Module, device: Device, is_right: Callable[[], 
             undo()
     restore_mlx_lm_modules(model)
     return None
+
+
+def run_uncompiled(model: nn.Module) -> None:
+    """Swap those mixers that run a library's own code and go wrong where MLX compiles it."""
+    split = [(path, module) for path, module in model.named_modules() if isinstance(module, SplitMixer)]
+    found = [(path, module) for path, module in split if is_uncompiled(restored_module(module))]
+    model.update_modules(tree_unflatten([(path, extend(each, UncompiledModule, "Uncompiled")) for path, each in found]))
 
 
 def swap_modules(

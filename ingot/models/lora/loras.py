@@ -20,7 +20,8 @@ from ingot.models.layers.decode_graph import decode_graphs_of
 from ingot.models.layers.fused_layers import FusedLayers
 from ingot.models.layers.gpu_linear import joined_linears_in
 from ingot.models.layers.recurrent import NativeRecurrence
-from ingot.models.layers.swapping import SplitMixer, allow_separate_layers
+from ingot.models.layers.split_mixer import SplitMixer
+from ingot.models.layers.swapping import allow_separate_layers
 from ingot.models.lora.layers import LoraMapping, LoraMatrixStack, padded_rank, with_lora
 from ingot.models.lora.weights import LoraPair, LoraWeights
 from ingot.upstream import SwitchLinear

@@ -21,7 +21,7 @@ from ingot.models.vision.loading import VISION_FAMILIES
 from ingot.text.tool_formats.registry import FORMATS
 from tests.models.layers import family_configs
 from tests.models.layers.family_configs import FAMILIES, UNLOADABLE, VLM_FAMILIES
-from tests.models.layers.test_families import NEEDS_METAL, ONE_BY_ONE, OWN_CACHES, REFUSED, UNMIXED
+from tests.models.layers.test_families import NEEDS_METAL, REFUSED, UNMIXED
 
 PAGE = Path(__file__).parents[3] / "docs/families-table.md"
 INTRODUCTION = """# All families
@@ -31,8 +31,9 @@ tables that models are loaded by, and a test compares it with them.
 
 - **CPU, Metal, CUDA.** *fast*: attention and recurrent layers are ingot's own, and sequences of any length share a
   pass. *graph*: all layers are described as parts of a decode graph, too. *parts*: some layers run the library's own
-  mixers. *in turn*: sequences that differ, or all, run one after another. *no*: refused. The ready line has the
-  reasons, and what kernels lack for a model's own sizes and formats.
+  mixers, sequence by sequence where these need it, and all else for every sequence of a pass at once. *in turn*:
+  sequences that differ, or all, run one after another. *no*: refused. The ready line has the reasons, and what kernels
+  lack for a model's own sizes and formats.
 - **Vision.** Images are understood, with the extra `vision`. Families that are here for their tower run as their
   language model does.
 - **Draft head.** One in a checkpoint is found and used.
@@ -79,8 +80,8 @@ def _speeds(names: list[str]) -> tuple[str, str, str]:
     if name in REFUSED or name in UNLOADABLE:
         return "no", "no", "no"
     model = family_configs.skeleton(name)
-    own_mixers = ONE_BY_ONE.get(name) != OWN_CACHES and bool(unknown_mixers(model) or not find_mixers(model))
-    if name in UNMIXED or name in ONE_BY_ONE:
+    own_mixers = bool(unknown_mixers(model) or not find_mixers(model))
+    if name in UNMIXED:
         speed = "in turn"
     else:
         speed = "parts" if own_mixers and not _is_recurrent(model) else "fast"

@@ -25,7 +25,8 @@ def test_at_least_125_families_are_fast_on_every_device() -> None:
     [
         ("llama", ("fast", "fast", "graph", "", "", "llama", "yes")),
         ("qwen3_5", ("fast", "fast", "graph", "yes", "yes", "qwen3-coder")),
-        ("deepseek_v41", ("in turn", "in turn", "in turn", "", "")),
+        ("deepseek_v41", ("parts", "parts", "parts", "", "")),
+        ("afm7", ("in turn", "in turn", "in turn", "", "")),
         ("phi3small", ("no", "no", "no")),
     ],
 )

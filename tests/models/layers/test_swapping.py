@@ -19,7 +19,8 @@ from ingot.models.layers.attention_backends import RaggedAttention
 from ingot.models.layers.attention_setup import kv_layouts
 from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.rope import swap_ropes
-from ingot.models.layers.swapping import SplitMixer, find_mixers, is_tiled, swap_mixers
+from ingot.models.layers.split_mixer import SplitMixer
+from ingot.models.layers.swapping import find_mixers, is_tiled, swap_mixers
 from tests import tiny
 from tests.memory import settled
 from tests.models.layers import family_configs
