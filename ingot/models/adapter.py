@@ -35,7 +35,7 @@ from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.launcher import begin_mlx_compilation
 from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
-from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, slower_parts, steps_part
+from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, SlowerParts, slower_parts, steps_part
 from ingot.models.checkpoint import evaluate_in_pieces, pause_loading
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.experts.loading import ExpertMemory, stream_experts
@@ -439,28 +439,9 @@ def adapt_model(
         raise ModelError(f"Models of type {family.name} cannot be served: {family.refused}")
     slower = slower_parts(device)
     kernels = None if device.kind == "cpu" else CheckedKernels(device, slower)
-    axes, deepstack = (None, None) if tower is None else (tower.axes, swap_deepstack_layers(model, tower.deep))
-    # Native layers that are one operation have positions of one axis and causal attention, and nothing can be added
-    # between them.
-    bidirectional = tower is not None and tower.bidirectional
-    apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
-    layers = len(decoder_layers_of(model))
-    if not apart and device.kind in WHOLE_LAYERS:
-        apart = slower.leave_out(steps_part(family_name, layers, WHOLE_LAYERS[device.kind]))
-    report_step("compiling and checking kernels" if kernels is not None else "swapping modules")
-    with _logging_time("modules were swapped and their kernels checked"):
-        swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
-    run_uncompiled(model)
-    if has_own_caches(new_batch_state(model, 0, None)):
-        share_tokens(model)
-    is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
-    uncovered = why_uncovered(model) if is_uncovered else None
-    stack = decode_graphs_of(model)
-    if stack is not None and deterministic:
-        stack.lost_bits = multiply_every_row(model)
-        stack.computes_prompts = stack.lost_bits is None
-    if kernels is not None and (stack is None or not stack.computes_prompts):
-        reserve_scratch(model, kernels.packed)
+    deepstack, uncovered = _swap_for_device(
+        model, family_name, device, kernels, slower, tower, apart=apart, deterministic=deterministic
+    )
     selection = select_at_lm_head(model)
     # Activations of 8 bits are as coarse as bfloat16, whatever they are summed in.
     coarse = mx.bfloat16 if rounded else main_dtype(model)
@@ -478,13 +459,13 @@ def adapt_model(
         how = "one after another" if part == "layers" else "by mlx-lm's own modules"
         notes = [*notes, f"{part or 'layers'} run {how}, slower: otherwise {found.wrong}"]
         kept, found, margin = probed()
-    if bidirectional and not found.mixed:
+    if tower is not None and tower.bidirectional and not found.mixed:
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
     if (stack := decode_graphs_of(model)) is not None:
         stack.capture_ahead()
     growth = growth_of_own_caches(model, selection) if has_own_caches(found.rows) else None
     compiles = found.mixed and growth is None and can_compile_steps(device) and _captured_graphs(model) is None
-    compiles = compiles and not slower.leave_out(steps_part(family_name, layers, COMPILED_STEPS))
+    compiles = compiles and not slower.leave_out(steps_part(family_name, len(decoder_layers_of(model)), COMPILED_STEPS))
     adapted = ModelAdapter(
         model,
         config,
@@ -510,6 +491,43 @@ def adapt_model(
     if not deterministic or adapted.irreproducible is None:
         return adapted
     return replace(adapted, notes=(*adapted.notes, f"--deterministic does not hold for {adapted.irreproducible}"))
+
+
+def _swap_for_device(
+    model: nn.Module,
+    family_name: str,
+    device: Device,
+    kernels: CheckedKernels | None,
+    slower: SlowerParts,
+    tower: VisionTower | None,
+    *,
+    apart: bool,
+    deterministic: bool,
+) -> tuple[DeepStack | None, str | None]:
+    """Returns what adds to the states between layers for images, and why decode graphs cannot have this model's layers,
+    where they might."""
+    axes, deepstack = (None, None) if tower is None else (tower.axes, swap_deepstack_layers(model, tower.deep))
+    # Native layers that are one operation have positions of one axis and causal attention, and nothing can be added
+    # between them.
+    bidirectional = tower is not None and tower.bidirectional
+    apart = apart or (device.kind == "cpu" and (axes is not None or deepstack is not None or bidirectional))
+    layers = len(decoder_layers_of(model))
+    if not apart and device.kind in WHOLE_LAYERS:
+        apart = slower.leave_out(steps_part(family_name, layers, WHOLE_LAYERS[device.kind]))
+    report_step("compiling and checking kernels" if kernels is not None else "swapping modules")
+    with _logging_time("modules were swapped and their kernels checked"):
+        swap_modules(model, device, kernels, apart=apart, axes=axes, slower=slower)
+    run_uncompiled(model)
+    if has_own_caches(new_batch_state(model, 0, None)):
+        share_tokens(model)
+    is_uncovered = device.kind == "cuda" and not apart and decode_graphs_of(model) is None
+    stack = decode_graphs_of(model)
+    if stack is not None and deterministic:
+        stack.lost_bits = multiply_every_row(model)
+        stack.computes_prompts = stack.lost_bits is None
+    if kernels is not None and (stack is None or not stack.computes_prompts):
+        reserve_scratch(model, kernels.packed)
+    return deepstack, why_uncovered(model) if is_uncovered else None
 
 
 def _captured_graphs(model: Any) -> DecodeGraphs | None:

@@ -27,6 +27,8 @@ PACKINGS = {
     "8 bits": {"group_size": 32, "bits": 8},
     "mxfp4": {"group_size": 32, "bits": 4, "mode": "mxfp4"},
 }
+LOADED: list[ModelAdapter] = []
+"""What the tests of a file loaded, whose threads end with the file."""
 PROMPT = [5, 17, 3, 29, 11, 23, 7, 19, 2, 31, 41, 43]
 
 
@@ -54,7 +56,9 @@ def saved(family: str, folder: Path, packing: dict[str, Any] | None = None, *, c
 
 def loaded(folder: Path, share: float | None = None, **options: Any) -> ModelAdapter:
     memory = None if share is None else ExpertMemory(lambda others, experts: int(experts * share), **options)
-    return load_model_adapter(folder, current_device(), widest=64, expert_memory=memory)
+    adapter = load_model_adapter(folder, current_device(), widest=64, expert_memory=memory)
+    LOADED.append(adapter)
+    return adapter
 
 
 def store_of(adapter: ModelAdapter) -> ExpertStore:
