@@ -31,6 +31,10 @@ class _NativeLinear:
 class PackedLinear(_NativeLinear, nn.QuantizedLinear): ...
 
 
+NATIVE_MODE = "native"
+"""The mode of weights in the native kernels' order, which a family's code cannot take for one of MLX's formats."""
+
+
 class DenseLinear(_NativeLinear, nn.Linear):
     """In the number format of its weights: float32, or one of 16 bits."""
 
@@ -66,6 +70,7 @@ def native_quantized(module: Any, cls: type) -> Any:
         module.weight, module.scales, module.get("biases"), module.get("bias"), module.group_size, module.bits
     )
     layer.weight, layer.scales, layer.biases = layer.native.arrays[:3]
+    layer.mode = NATIVE_MODE
     return layer
 
 

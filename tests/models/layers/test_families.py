@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
@@ -18,11 +19,12 @@ from ingot.cache.forward_batch import ForwardPart
 from ingot.cache.records import restore_row, take_record
 from ingot.engine.request import Request, Sampling, Stop
 from ingot.errors import ModelError
+from ingot.kernels.cpu import native
 from ingot.kernels.device import GPUS, Device, current_device
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.models.adapter import ModelAdapter, adapt_model, load_model_adapter
 from ingot.models.forward import run_forward
-from ingot.models.precision import repack_ternary_layers
+from ingot.models.precision import repack_ternary_layers, settle_precision
 from ingot.models.probe import logits_gap
 from ingot.upstream import caches
 from tests import engines, tiny
@@ -133,6 +135,22 @@ def family(name: str, device: Device) -> Family:
 def _is_window(cache: Any) -> bool:
     parts = cache.caches if isinstance(cache, caches.CacheList) else [cache]
     return any(isinstance(part, caches.RotatingKVCache) for part in parts)
+
+
+@pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
+def test_code_that_reads_packed_weights_by_itself_does_not_read_those_in_the_native_kernels_order() -> None:
+    pytest.importorskip("mlx_vlm")
+    model, text = family_configs.build("qwen4_exp"), mx.arange(1, 13)
+    nn.quantize(
+        model, 32, 4, class_predicate=lambda _, each: hasattr(each, "to_quantized") and each.weight.shape[-1] % 32 == 0
+    )
+    right = model(text[None], cache=caches.make_prompt_cache(model))[0, -1]
+    mx.eval(right)
+    settle_precision(model, current_device(), None)
+    adapter = adapt_model(model, family_configs.config("qwen4_exp"), current_device(), widest=WIDEST)
+    rows = adapter.new_batch_state()
+    found = adapter.run(rows, text, [ForwardPart((rows.new(),), text.size)], [text.size - 1])
+    assert logits_gap(found.reshape(-1), right) < 0.1, "activations of 8 bits alone explain that much"
 
 
 @pytest.mark.sampled(4)
