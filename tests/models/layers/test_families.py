@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import mlx.core as mx
@@ -54,6 +55,9 @@ UNMIXED = {
 }
 MIXED_ON_GPUS = {"llama-dynamic"}
 """There a launch's tokens are turned as its own row, beside others."""
+
+UNPACKED = {"afm7", "bitnet"}
+"""Those that have a packing of their own."""
 
 SERVED = [name for name in family_configs.FAMILIES if name not in {*REFUSED, *NEEDS_METAL, *family_configs.UNLOADABLE}]
 ONLY_MLX_VLMS = [*family_configs.VLM_FAMILIES]
@@ -137,20 +141,27 @@ def _is_window(cache: Any) -> bool:
     return any(isinstance(part, caches.RotatingKVCache) for part in parts)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
-def test_code_that_reads_packed_weights_by_itself_does_not_read_those_in_the_native_kernels_order() -> None:
-    pytest.importorskip("mlx_vlm")
-    model, text = family_configs.build("qwen4_exp"), mx.arange(1, 13)
+@pytest.mark.parametrize("name", [each for each in (*SERVED, *ONLY_MLX_VLMS) if each not in UNPACKED])
+def test_packed_weights_give_the_librarys_logits_also_where_its_code_reads_them_by_itself(name: str) -> None:
+    if name in ONLY_MLX_VLMS:
+        pytest.importorskip("mlx_vlm")
+    model, text = family_configs.build(name), mx.arange(1, 13)
     nn.quantize(
-        model, 32, 4, class_predicate=lambda _, each: hasattr(each, "to_quantized") and each.weight.shape[-1] % 32 == 0
+        model,
+        32,
+        4,
+        class_predicate=lambda _, each: hasattr(each, "to_quantized") and each.weight.shape[-1] % 32 == 0,
     )
-    right = model(text[None], cache=caches.make_prompt_cache(model))[0, -1]
+    right = model(text[None], cache=caches.make_prompt_cache(model))[0]
     mx.eval(right)
     settle_precision(model, current_device(), None)
-    adapter = adapt_model(model, family_configs.config("qwen4_exp"), current_device(), widest=WIDEST)
-    rows = adapter.new_batch_state()
-    found = adapter.run(rows, text, [ForwardPart((rows.new(),), text.size)], [text.size - 1])
-    assert logits_gap(found.reshape(-1), right) < 0.1, "activations of 8 bits alone explain that much"
+    adapter = adapt_model(model, family_configs.config(name), current_device(), widest=WIDEST)
+    rows, at = adapter.new_batch_state(), range(text.size)
+    found = adapter.run(rows, text, [ForwardPart((rows.new(),), text.size)], at).reshape(text.size, -1)
+    gap = median(logits_gap(found[token], right[token]) for token in at)
+    assert gap < 0.1, "activations of 8 bits move some tokens to other experts, and most by less"
 
 
 @pytest.mark.sampled(4)
