@@ -26,6 +26,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from blake3 import blake3
+
 from ingot.cache.archive import (
     SEAL_DIGITS,
     SEALED_HEADER,
@@ -38,7 +40,7 @@ from ingot.cache.archive import (
     with_seal,
 )
 
-RECORD_FORMAT: Final = "ingot record, version 2"
+RECORD_FORMAT: Final = "ingot record, version 3"
 LONGEST_RECORD_HEADER: Final = 1 << 26
 """Bytes."""
 LENGTH_BYTES: Final = 8
@@ -161,8 +163,9 @@ def file_variant(name: str) -> str:
 
 
 def tensor_checksums(data: Sequence[bytes | memoryview]) -> tuple[str, ...]:
-    """All of the same length, so that the file's length is known beforehand."""
-    return tuple(blake2b(raw, digest_size=_SUM_DIGITS // 2).hexdigest() for raw in data)
+    """All of the same length, so that the file's length is known beforehand. BLAKE3 takes a seventh of BLAKE2's time,
+    and other threads run meanwhile."""
+    return tuple(blake3(raw).hexdigest(length=_SUM_DIGITS // 2) for raw in data)
 
 
 def header_length(beginning: bytes) -> int:
