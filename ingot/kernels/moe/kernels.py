@@ -28,7 +28,7 @@ MOST_EXPERTS = 1024
 _MOST_WARPS = 16
 _THREADS = 256
 _ARRAYS = {
-    "route": (("logits", "bias", "numbers", "slots"), ("chosen", "weights")),
+    "route": (("logits", "bias", "factors", "numbers", "slots"), ("chosen", "weights")),
     "combine": (("given", "chosen", "weights", "bias", "shared", "gates"), ("combined",)),
 }
 
@@ -53,6 +53,8 @@ class RouterShape:
     """Groups of neighbouring experts, and how many of them may be chosen from."""
     later: bool = False
     """Whether of experts with the same score the later ones are chosen."""
+    factored: bool = False
+    """Whether each expert has a number that its weight is multiplied by."""
 
     def unsupported(self) -> str | None:
         """Why there is no kernel for it; None where there is one."""
@@ -72,17 +74,21 @@ class ExpertRouter(Launched):
         shape: RouterShape,
         *,
         bias: mx.array | None = None,
+        factors: mx.array | None = None,
         eps: float = 0.0,
         scale: float = 1.0,
     ) -> None:
-        """`bias` [experts] is added to scores where experts are chosen, weights are multiplied by `scale`, and `eps` is
-        added to the sum that scores are divided by. Raises ValueError for what there is no kernel for."""
+        """`bias` [experts] is added to scores where experts are chosen, weights are multiplied by `scale` and by the
+        experts' `factors` [experts], and `eps` is added to the sum that scores are divided by. Raises ValueError for
+        what there is no kernel for."""
         if (reason := shape.unsupported()) is not None:
             raise ValueError(reason)
         self._run, self.shape, self._biased = run, shape, bias is not None
         self._numbers = mx.array([eps, scale, *[0.0] * 6], mx.float32)
-        self._bias = self._numbers if bias is None else bias.astype(mx.float32)
-        mx.eval(self._numbers, self._bias)
+        self._bias, self._factors = (
+            self._numbers if each is None else each.astype(mx.float32) for each in (bias, factors)
+        )
+        mx.eval(self._numbers, self._bias, self._factors)
 
     def __call__(self, logits: mx.array, slots: mx.array) -> tuple[mx.array, mx.array]:
         """Of contiguous logits [tokens, experts or more], the numbers of each token's experts (int32) and their weights
@@ -93,11 +99,12 @@ class ExpertRouter(Launched):
             *(("T", logits.dtype), ("EXPERTS", shape.experts), ("TOP", shape.top), ("ROW", row), ("WARPS", warps)),
             *(("SCORES", _SCORES.index(shape.scores)), ("SHARES", _SHARES.index(shape.shares))),
             *(("GROUPS", shape.groups), ("TOP_GROUPS", shape.top_groups), ("LATER", shape.later)),
-            ("BIASED", self._biased),
+            *(("BIASED", self._biased), ("FACTORED", shape.factored)),
         )
         outputs = tuple(OutputSpec((tokens * shape.top,), dtype) for dtype in (mx.int32, mx.float32))
         work = LaunchConfig(template, (tokens, 1, 1), warps * 32, outputs)
-        chosen, weights = self._run(moe_kernel("route"), [logits, self._bias, self._numbers, slots], work)
+        inputs = [logits, self._bias, self._factors, self._numbers, slots]
+        chosen, weights = self._run(moe_kernel("route"), inputs, work)
         return chosen, weights
 
 
@@ -149,7 +156,14 @@ class CheckedMoe(Verdicts[RouterKey, bool]):
     """The kernels of a device that route tokens to experts."""
 
     def of(
-        self, shape: RouterShape, dtype: mx.Dtype, *, bias: mx.array | None, eps: float, scale: float
+        self,
+        shape: RouterShape,
+        dtype: mx.Dtype,
+        *,
+        bias: mx.array | None,
+        factors: mx.array | None = None,
+        eps: float,
+        scale: float,
     ) -> ExpertRouter | None:
         """Of logits in this format. None where there is no right kernel for such a layer."""
         key = (shape, dtype, bias is not None)
@@ -161,21 +175,23 @@ class CheckedMoe(Verdicts[RouterKey, bool]):
             )
         ):
             return None
-        return ExpertRouter(required_launcher(self._device), shape, bias=bias, eps=eps, scale=scale)
+        launcher = required_launcher(self._device)
+        return ExpertRouter(launcher, shape, bias=bias, factors=factors, eps=eps, scale=scale)
 
 
 def check_moe_kernels(device: Device, shape: RouterShape, dtype: mx.Dtype, biased: bool) -> str | None:
     """The first wrong kernel for such layers on this device; None where all are right."""
     bias = _random(shape.experts, seed=1) / 4 if biased else None
+    factors = 1 + _random(shape.experts, seed=3) / 4 if shape.factored else None
     return check_cases(
         device,
         ("moe", shape, dtype, biased),
-        lambda: ExpertRouter(required_launcher(device), shape, bias=bias, scale=1.5),
-        lambda router: _cases(router, dtype, bias),
+        lambda: ExpertRouter(required_launcher(device), shape, bias=bias, factors=factors, scale=1.5),
+        lambda router: _cases(router, dtype, bias, factors),
     )
 
 
-def _cases(router: ExpertRouter, dtype: mx.Dtype, bias: mx.array | None) -> Iterator[Case]:
+def _cases(router: ExpertRouter, dtype: mx.Dtype, bias: mx.array | None, factors: mx.array | None) -> Iterator[Case]:
     shape, logits = router.shape, 2 * _random(TOKENS, router.shape.experts).astype(dtype)
     chosen, weights = router(logits, mx.zeros((TOKENS, 2), mx.int32))
     scores, ranked = plain_scores(shape, logits, bias)
@@ -184,6 +200,7 @@ def _cases(router: ExpertRouter, dtype: mx.Dtype, bias: mx.array | None) -> Iter
     found = mx.sort(mx.take_along_axis(ranked, numbers, axis=-1), axis=-1)
     yield Case(f"{shape.top} of {shape.experts} experts are others", found, best, BOUNDS[dtype])
     wanted = 1.5 * plain_weights(shape, mx.take_along_axis(scores, numbers, axis=-1))
+    wanted = wanted if factors is None else wanted * factors[numbers]
     yield Case("weights of experts differ by {off}", weights.reshape(TOKENS, -1), wanted, BOUNDS[dtype])
     given, shared = _random(TOKENS * shape.top, SIZE, seed=2).astype(dtype), _random(TOKENS, SIZE).astype(dtype)
     output = combine_experts(router.launcher, given, chosen, weights, shape.top, shared=SharedOutput(shared, logits))

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from ingot.models.families.description import (
     AttentionSpec,
+    BlockSpec,
+    BranchSpec,
     DecoderSpec,
     GatedConvSpec,
     IndexerSpec,
     LatentSpec,
     LayerInputSpec,
+    LayerMoeSpec,
     LightningSpec,
     LinearUnitSpec,
     Mamba2Spec,
@@ -42,6 +45,18 @@ _BAILING_ATTENTION = AttentionSpec(
     norms=("query_layernorm", "key_layernorm"),
     joint="query_key_value",
 )
+
+# The experts of Gemma 4 26B-A4B, beside the MLP.
+_GEMMA4_MIXTURE = BlockSpec(
+    (),
+    norm_after="post_feedforward_layernorm",
+    branches=(
+        BranchSpec("mlp", "pre_feedforward_layernorm", "post_feedforward_layernorm_1"),
+        BranchSpec(LayerMoeSpec(), norm_after="post_feedforward_layernorm_2"),
+    ),
+)
+
+_GRANITE_MOE = MoeSpec(top="router.top_k", router="router.layer", scores="logits", later=True)
 
 FAMILIES = (
     # Apple's on-device models.
@@ -300,7 +315,7 @@ FAMILIES = (
                 before_mlp="pre_feedforward_layernorm",
                 after_mlp="post_feedforward_layernorm",
                 layer_input=LayerInputSpec(),
-                unless="enable_moe",
+                other=("enable_moe", _GEMMA4_MIXTURE),
                 scale="layer_scalar",
             )
         },
@@ -399,7 +414,7 @@ FAMILIES = (
     ModelFamily(
         "granitemoe",
         attention={"GraniteMoeAttention": AttentionSpec()},
-        moes={"GraniteMoeMoE": MoeSpec(top="router.top_k", router="router.layer", scores="logits", later=True)},
+        moes={"GraniteMoeMoE": _GRANITE_MOE},
         layers={"GraniteMoeDecoderLayer": two_blocks(mlp="block_sparse_moe", multiplier="residual_multiplier")},
     ),
     ModelFamily(
@@ -409,10 +424,20 @@ FAMILIES = (
             "GraniteMoeHybridMLP": MlpSpec(),
             "GraniteMoeHybridSharedMLP": MlpSpec(gate="input_linear", up=None, down="output_linear"),
         },
+        moes={"GraniteMoeHybridMoE": _GRANITE_MOE},
         recurrences={"GraniteMoeHybridMamba2Mixer": Mamba2Spec()},
         layers={
             "GraniteMoeHybridLayer": two_blocks(
-                ("self_attn", "mamba"), multiplier="residual_multiplier", unless="use_moe"
+                ("self_attn", "mamba"),
+                multiplier="residual_multiplier",
+                other=(
+                    "use_moe",
+                    BlockSpec(
+                        (),
+                        "post_attention_layernorm",
+                        branches=(BranchSpec("block_sparse_moe"), BranchSpec("shared_mlp")),
+                    ),
+                ),
             )
         },
     ),

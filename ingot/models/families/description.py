@@ -158,6 +158,7 @@ class MoeSpec:
     bias: str | None = None  # added to scores where experts are chosen, not where they are weights
     groups: tuple[str, str] | None = None  # how many groups of experts there are, and how many may be chosen from
     scale: str | None = None  # what all weights are multiplied by
+    factors: str | None = None  # what the weights of each expert are multiplied by
     later: bool = False  # of experts with the same score the later ones are chosen
     latent: str | None = None  # the size of what experts are given instead of hidden states, where it is another one
     shared: str | None = None  # an MLP that all tokens have, where there is one
@@ -266,12 +267,39 @@ RecurrenceSpec = GatedDeltaSpec | Mamba2Spec | ShortConvSpec | ScanSpec
 
 
 @dataclass(frozen=True)
+class LayerMoeSpec:
+    """A mixture of experts whose parts are the layer's own, which also norms what the router and the experts are given.
+    The names are Gemma 4's."""
+
+    moe: MoeSpec = MoeSpec(  # in which a module's names are the layer's
+        top="config.top_k_experts",
+        router="router.proj",
+        experts="experts.switch_glu",
+        scores="logits",
+        factors="router.per_expert_scale",
+        later=True,
+    )
+    router_norm: tuple[str, str, str] = ("router.scale", "router._root_size", "router.eps")  # weights, times this; eps
+    norm: str = "pre_feedforward_layernorm_2"  # of what experts are given
+
+
+@dataclass(frozen=True)
+class BranchSpec:
+    """A part of a residual block to which those of other branches are added."""
+
+    part: str | LayerMoeSpec
+    norm_before: str | None = None
+    norm_after: str | None = None
+
+
+@dataclass(frozen=True)
 class BlockSpec:
     """A residual block of a layer, `x + multiplier * norm_after(part(norm_before(x)))`, by the names of its parts."""
 
     parts: tuple[str, ...]  # a layer has the first of them, or the next one
     norm_before: str | None = None
     norm_after: str | None = None
+    branches: tuple[BranchSpec, ...] = ()  # instead of a part: several, whose sum it is
 
 
 @dataclass(frozen=True)
@@ -290,7 +318,7 @@ class LayerSpec:
 
     blocks: tuple[BlockSpec, ...]
     layer_input: LayerInputSpec | None = None
-    unless: str | None = None  # where this is true, a layer computes something else
+    other: tuple[str, BlockSpec] | None = None  # where this is true, the last block is that one instead
     multiplier: str | None = None  # of what each block adds
     depth: str | None = None  # the number by whose square root that multiplier is divided
     clipped: bool = False  # sums in float16 are kept finite

@@ -22,6 +22,7 @@ from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear
 from ingot.models.layers.graph_parts import (
     AttentionPart,
+    BranchesPart,
     GraphPart,
     LayerInputPart,
     MoePart,
@@ -131,7 +132,9 @@ class GraphLayers:
 
     @property
     def _parts(self) -> list[GraphPart]:
-        return [part for layer in self.layers for part in layer.parts]
+        parts = [part for layer in self.layers for part in layer.parts]
+        branches = [part.parts if isinstance(part, BranchesPart) else (part,) for part in parts]
+        return [part for each in branches for part in each]
 
 
 LEAST_RUN = 2

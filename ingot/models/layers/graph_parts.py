@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -43,7 +44,13 @@ from ingot.models.layers.gpu_linear import (
 )
 from ingot.models.layers.graph_inputs import GraphAttentionInputs, RecurrentInputs, StepInputs, lora_matrices_of
 from ingot.models.layers.latent_attention import HeadProducts, LatentAttention
-from ingot.models.layers.layer_program import LayerInputBlock, decoder_layers_of, layer_program_of
+from ingot.models.layers.layer_program import (
+    Branches,
+    LayerInputBlock,
+    LayerMoe,
+    decoder_layers_of,
+    layer_program_of,
+)
 from ingot.models.layers.mlp import FirstExpert, JoinedMLP
 from ingot.models.layers.modules import own_class
 from ingot.models.layers.moe import JoinedMoe, MoeKernels
@@ -284,7 +291,8 @@ class MlpPart:
 class MoePart:
     """A mixture of experts, and the expert that all tokens have."""
 
-    module: JoinedMoe
+    experts: Callable[[], Any]
+    """What computes them where no graph does."""
     kernels: MoeKernels
     router: JoinedLinear
     shared: MlpPart | None
@@ -301,7 +309,8 @@ class MoePart:
         router, gate = _covered_product(module.router_product), None
         if shared is not None and spec.shared_gate is not None:
             gate = router if module.joined_gate is None else _covered_product(module.joined_gate)
-        return cls(module, module.kernels, router, None if shared is None else MlpPart.of(shared), gate)
+        shared_part = None if shared is None else MlpPart.of(shared)
+        return cls(lambda: attrgetter(spec.experts)(module), module.kernels, router, shared_part, gate)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -311,11 +320,15 @@ class MoePart:
     @property
     def has_fixed_experts(self) -> bool:
         """Whether all tokens are to go to the same expert now."""
-        return isinstance(attrgetter(self.module._spec.experts)(self.module), FirstExpert)
+        return isinstance(self.experts(), FirstExpert)
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
-        kernels = self.kernels
         logits = multiply_with_lora(capture, self.router, states, inputs.loras)
+        return self._combined(capture, states, logits, inputs)
+
+    def _combined(self, capture: GraphCapture, states: mx.array, logits: mx.array, inputs: StepInputs) -> mx.array:
+        """What the experts give that these logits choose."""
+        kernels = self.kernels
         chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
         chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
         shared = self._shared(capture, states, logits, inputs)
@@ -337,6 +350,77 @@ class MoePart:
         if self.gate is self.router:
             return SharedOutput(output, logits, self.kernels.router.shape.experts)
         return SharedOutput(output, multiply_with_lora(capture, self.gate, states, inputs.loras))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerMoePart(MoePart):
+    """A mixture that norms the hidden states twice: for its router, and for its experts."""
+
+    router_norm: ResidualNorm
+    norm: ResidualNorm
+
+    @classmethod
+    def of_layer(cls, part: LayerMoe) -> LayerMoePart:
+        layer, spec, kernels = part.layer, part.spec, part.layer.moe_kernels
+        if isinstance(kernels, str):
+            raise UncoveredPartError(f"{kernels} of {own_class(layer).__name__}")
+        weight, factor, eps = (attrgetter(name)(layer) for name in spec.router_norm)
+        router_norm = ResidualNorm(RmsNormWeights(weight * factor, float(eps)))
+        router, norm = _covered_product(layer.joined_router), ResidualNorm(norm_weights(layer[spec.norm]))
+        return cls(lambda: attrgetter(spec.moe.experts)(layer), kernels, router, None, None, router_norm, norm)
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        _, for_router = self.router_norm(capture, states, None)
+        logits = multiply_with_lora(capture, self.router, for_router, inputs.loras)
+        _, normed = self.norm(capture, states, None)
+        return self._combined(capture, normed, logits, inputs)
+
+
+class Branch(NamedTuple):
+    """One of several parts that are added, and the norms around it."""
+
+    part: GraphPart
+    before: ResidualNorm | None
+    after: ResidualNorm
+    """Adds it to the others."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchesPart:
+    """The sum of several parts."""
+
+    branches: tuple[Branch, ...]
+
+    @classmethod
+    def of(cls, module: Branches, number: int) -> BranchesPart:
+        branches = list[Branch]()
+        for block in module.blocks:
+            before, after = norm_weights(block.norm_before), norm_weights(block.norm_after)
+            # The first is normed, the others are added to it.
+            added = ResidualNorm(None, after) if branches else ResidualNorm(after)
+            part = part_of(block.part, number)
+            branches.append(Branch(part, None if before is None else ResidualNorm(before), added))
+        return cls(tuple(branches))
+
+    @property
+    def parts(self) -> list[GraphPart]:
+        return [branch.part for branch in self.branches]
+
+    @property
+    def products(self) -> tuple[JoinedLinear, ...]:
+        return tuple(product for part in self.parts for product in part.products)
+
+    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+        whole: mx.array | None = None
+        for branch in self.branches:
+            given = states if branch.before is None else branch.before(capture, states, None)[1]
+            output = branch.part.capture(capture, given, inputs)
+            if whole is None:
+                _, whole = branch.after(capture, output, None)
+            else:
+                whole, _ = branch.after(capture, whole, output)
+        assert whole is not None
+        return whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -372,17 +456,19 @@ def _joint_norm(module: MixedAttention) -> JointNorm | None:
     return JointNorm(queries, keys)
 
 
-def join_layer_inputs(model: Any) -> None:
-    """Give layers with inputs of their own the products that graphs multiply by. They are layers of one product each,
-    which adapters find as they find joined ones."""
+def join_layer_products(model: Any) -> None:
+    """Give layers with inputs or mixtures of their own the products that graphs multiply by. They are layers of one
+    product each, which adapters find as they find joined ones."""
     for layer in decoder_layers_of(model):
         program = layer_program_of(layer)
-        for block in () if program is None else program.blocks:
-            if isinstance(block.part, LayerInputBlock):
-                for name, own in zip(
-                    _LAYER_INPUT_PRODUCTS, (block.part.spec.gate, block.part.spec.projection), strict=True
-                ):
+        for part in () if program is None else program.parts:
+            if isinstance(part, LayerInputBlock):
+                for name, own in zip(_LAYER_INPUT_PRODUCTS, (part.spec.gate, part.spec.projection), strict=True):
                     setattr(layer, name, join_linears(layer[own], names=[own]))
+            if isinstance(part, LayerMoe):
+                owner, _, name = part.spec.moe.router.rpartition(".")
+                router = attrgetter(owner)(layer)
+                layer.joined_router = router.joined_router = join_linears(router[name], names=[name], apart=True)
 
 
 _LAYER_INPUT_PRODUCTS = ("joined_input_gate", "joined_input_projection")
@@ -392,6 +478,10 @@ def part_of(module: Any, number: int) -> GraphPart:
     """Of the layer with this number. Raises UncoveredPartError."""
     if isinstance(module, LayerInputBlock):
         return LayerInputPart.of(module, number)
+    if isinstance(module, LayerMoe):
+        return LayerMoePart.of_layer(module)
+    if isinstance(module, Branches):
+        return BranchesPart.of(module, number)
     if isinstance(module, JoinedMLP):
         return MlpPart.of(module)
     if isinstance(module, JoinedMoe):

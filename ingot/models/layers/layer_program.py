@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ingot.models.families.description import LayerInputSpec, LayerSpec
+from ingot.models.families.description import BlockSpec, LayerInputSpec, LayerMoeSpec, LayerSpec
 from ingot.models.families.registry import layer_spec_of
 
 
@@ -36,6 +36,21 @@ class LayerInputBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerMoe:
+    """A mixture of experts whose router and experts are parts of the layer."""
+
+    spec: LayerMoeSpec
+    layer: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branches:
+    """The part of a block that is the sum of several, each between norms of its own."""
+
+    blocks: tuple[ResidualBlock, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerProgram:
     """The residual blocks of a layer, in the order in which they are computed."""
 
@@ -46,30 +61,49 @@ class LayerProgram:
     scale: float | None
     """What the layer's output is multiplied by."""
 
+    @property
+    def parts(self) -> list[Any]:
+        """Of all blocks, and of their branches."""
+        branches = [block.part.blocks if isinstance(block.part, Branches) else (block,) for block in self.blocks]
+        return [block.part for blocks in branches for block in blocks]
+
 
 def layer_program_of(layer: Any) -> LayerProgram | None:
     """None for layers of an unknown class."""
     spec: LayerSpec | None = layer_spec_of(layer)
-    if spec is None or (spec.unless is not None and attrgetter(spec.unless)(layer)):
+    if spec is None:
         return None
-
-    def norm(name: str | None) -> nn.Module | None:
-        return None if name is None else layer[name]
-
-    blocks = [
-        ResidualBlock(
-            layer[next(part for part in block.parts if part in layer)], norm(block.norm_before), norm(block.norm_after)
-        )
-        for block in spec.blocks
-    ]
+    described = spec.blocks
+    if spec.other is not None and attrgetter(spec.other[0])(layer):
+        described = (*described[:-1], spec.other[1])
+    blocks = [_block(layer, block) for block in described]
     if spec.layer_input is not None and layer.get(spec.layer_input.gate) is not None:
-        blocks.append(ResidualBlock(LayerInputBlock(spec.layer_input, layer), None, norm(spec.layer_input.norm_after)))
+        part = LayerInputBlock(spec.layer_input, layer)
+        blocks.append(ResidualBlock(part, None, layer[spec.layer_input.norm_after]))
     return LayerProgram(
         tuple(blocks),
         None if spec.multiplier is None else _multiplier(layer, spec.multiplier, spec.depth),
         spec.clipped,
         None if spec.scale is None else _number(layer[spec.scale]),
     )
+
+
+def _block(layer: Any, spec: BlockSpec) -> ResidualBlock:
+    def norm(name: str | None) -> nn.Module | None:
+        return None if name is None else layer[name]
+
+    if not spec.branches:
+        part = layer[next(part for part in spec.parts if part in layer)]
+        return ResidualBlock(part, norm(spec.norm_before), norm(spec.norm_after))
+    branches = [
+        ResidualBlock(
+            LayerMoe(each.part, layer) if isinstance(each.part, LayerMoeSpec) else layer[each.part],
+            norm(each.norm_before),
+            norm(each.norm_after),
+        )
+        for each in spec.branches
+    ]
+    return ResidualBlock(Branches(tuple(branches)), norm(spec.norm_before), norm(spec.norm_after))
 
 
 def _multiplier(layer: Any, name: str, depth: str | None) -> float:

@@ -21,6 +21,7 @@ from ingot.models.experts.streaming import StreamedExperts
 from ingot.models.families.description import MoeSpec
 from ingot.models.families.registry import expert_gate_of, moe_spec_of
 from ingot.models.layers.gpu_linear import FEW_ROWS, JoinedLinear, QuantizedKernelSwitchLinear, join_linears
+from ingot.models.layers.layer_program import LayerMoe, decoder_layers_of, layer_program_of
 from ingot.models.layers.mlp import EXPERT_PROJECTIONS, GroupedSwitchGLU
 from ingot.models.layers.modules import extend, own_class, swap_each
 from ingot.upstream import SwiGLU, SwigluOAI, SwitchGLU, SwitchMLP
@@ -160,9 +161,13 @@ def _linear_of(weight: mx.array) -> nn.Linear:
 
 def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
     """Find the kernels of all mixtures of a model whose products were swapped."""
+    for program in filter(None, map(layer_program_of, decoder_layers_of(model))):
+        for part in program.parts:
+            if isinstance(part, LayerMoe):
+                part.layer.moe_kernels = _moe_kernels(part.layer, part.spec.moe, kernels)
     for module in model.modules():
         if isinstance(module, JoinedMoe):
-            found = _moe_kernels(module, kernels)
+            found = _moe_kernels(module, module._spec, kernels)
             if isinstance(found, str):
                 module.lacking = found
             elif isinstance(attrgetter(module._spec.experts)(module), StreamedExperts):
@@ -179,13 +184,13 @@ def _all_there() -> mx.array:
     return there
 
 
-def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str:
+def _moe_kernels(module: Any, spec: MoeSpec, kernels: CheckedKernels) -> MoeKernels | str:
     """Or what they are lacking."""
     if getattr(module, "sharding_group", None) is not None:
         return "experts of several ranks"
-    if module._spec.latent is not None and _found(module, module._spec.latent) is not None:
+    if spec.latent is not None and _found(module, spec.latent) is not None:
         return "experts over latents"
-    experts = attrgetter(module._spec.experts)(module)
+    experts = attrgetter(spec.experts)(module)
     streamed = experts if isinstance(experts, StreamedExperts) else None
     experts = experts if streamed is None else streamed.products
     names = _PROJECTIONS.get(own_class(experts))
@@ -199,7 +204,7 @@ def _moe_kernels(module: JoinedMoe, kernels: CheckedKernels) -> MoeKernels | str
     weights = _inner_weights(inner, experts.activation)
     if isinstance(weights, str):
         return weights
-    packed, router = kernels.packed, _router_of(module, kernels, inner[0]._packed, streamed)
+    packed, router = kernels.packed, _router_of(module, spec, kernels, inner[0]._packed, streamed)
     if isinstance(weights, GatedExpertWeights):
         product = packed.gated_experts(weights)
     else:
@@ -256,10 +261,8 @@ def _found(module: Any, path: str) -> Any:
 
 
 def _router_of(
-    module: Any, kernels: CheckedKernels, weights: PackedWeights, streamed: StreamedExperts | None
+    module: Any, spec: MoeSpec, kernels: CheckedKernels, weights: PackedWeights, streamed: StreamedExperts | None
 ) -> ExpertRouter | None:
-    spec: MoeSpec = module._spec
-
     def number(path: str | None, otherwise: Any) -> Any:
         value = None if path is None else _found(module, path)
         return otherwise if value is None else value
@@ -277,7 +280,8 @@ def _router_of(
         groups,
         top_groups,
         spec.later,
+        spec.factors is not None,
     )
-    bias = None if spec.bias is None else _found(module, spec.bias)
+    bias, factors = (None if path is None else _found(module, path) for path in (spec.bias, spec.factors))
     scale = float(number(spec.scale, 1.0))
-    return kernels.moe.of(shape, weights.dtype, bias=bias, eps=spec.eps, scale=scale)
+    return kernels.moe.of(shape, weights.dtype, bias=bias, factors=factors, eps=spec.eps, scale=scale)

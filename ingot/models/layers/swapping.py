@@ -28,7 +28,7 @@ from ingot.models.layers.decode_graph import LayerInputsDecoder, capture_layers
 from ingot.models.layers.decoder import MixedDecoder, swap_decoders
 from ingot.models.layers.fused_layers import FusedLayers, LayerStandIn, fuse_layers
 from ingot.models.layers.gpu_linear import swap_dense_layers, swap_quantized_layers
-from ingot.models.layers.graph_parts import join_layer_inputs
+from ingot.models.layers.graph_parts import join_layer_products
 from ingot.models.layers.latent_attention import find_head_products, unpack_head_linears
 from ingot.models.layers.mlp import (
     GatedMLP,
@@ -217,7 +217,7 @@ def swap_modules(
         if device.kind == "cuda":
             join_moes(model)
             unpack_head_linears(model)
-        join_layer_inputs(model)
+        join_layer_products(model)
         if kernels is not None:
             swap_quantized_layers(model, kernels.packed)
             swap_switch_mlps(model, kernels.experts)

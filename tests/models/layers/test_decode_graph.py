@@ -33,13 +33,15 @@ from ingot.kernels.paged_attention.inputs import MOST_QUERIES, WIDTHS, KernelRow
 from ingot.kernels.paged_attention.kernels import has_paged_kernels
 from ingot.kernels.paged_attention.shapes import KVSplits
 from ingot.models.adapter import ModelAdapter, adapt_model
+from ingot.models.families.description import LayerMoeSpec
 from ingot.models.kv_codec import with_kv_codec
 from ingot.models.layers import decode_graph, graph_layers
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
 from ingot.models.layers.graph_layers import GraphRun, OwnBlock, OwnLayer
-from ingot.models.layers.graph_parts import MoePart
+from ingot.models.layers.graph_parts import LayerMoePart, MoePart
+from ingot.models.layers.layer_program import LayerMoe
 from ingot.models.layers.moe import JoinedMoe
 from ingot.models.layers.swapping import swap_modules
 from tests import engines, tiny
@@ -167,7 +169,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", "hidden_size": 64},
     "minicpm": {"model_type": "minicpm", "hidden_size": 64, "dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 2.0},
     "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 2},
-    "granitemoehybrid": {**_MAMBA, **_GRANITE, "model_type": "granitemoehybrid", "position_embedding_type": "nope"},
+    "granitemoehybrid-dense": {
+        **{**_MAMBA, **_GRANITE, "model_type": "granitemoehybrid"},
+        "position_embedding_type": "nope",
+    },
     "nemotron_h-dense": {
         **_MAMBA,
         "model_type": "nemotron_h",
@@ -276,6 +281,13 @@ MIXTURES: dict[str, dict[str, Any]] = {
         **{"attention_bias": False, "logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0},
         "residual_multiplier": 0.5,
     },
+    # Experts beside an MLP.
+    "granitemoehybrid": {**_MAMBA, **_GRANITE, "position_embedding_type": "nope", "shared_intermediate_size": 96},
+    # The same, with norms and a router of the layer's own.
+    "gemma4_text": {
+        **{**_GEMMA4, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+        **{"enable_moe_block": True, "top_k_experts": 12, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    },
 }
 """Families whose layers have experts."""
 
@@ -295,6 +307,8 @@ def mixture(kind: str, **changes: int) -> ModelAdapter:
     def biased(path: str, weight: mx.array) -> mx.array:
         if path.endswith(("e_score_correction_bias", "expert_bias")):
             return mx.random.normal(weight.shape, key=mx.random.key(1)) / 4
+        if path.endswith(("router.scale", "per_expert_scale")):
+            return (1 + mx.random.normal(weight.shape, key=mx.random.key(2)) / 4).astype(weight.dtype)
         return weight
 
     config = {**tiny.CONFIGS["kernel"], **MIXTURES[kind], **_EXPERTS, "model_type": kind, **changes}
@@ -575,12 +589,18 @@ def test_prompts_are_run_by_the_layers_themselves() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_a_token_has_the_experts_that_its_mixture_chooses(kind: str) -> None:
-    found = [each for each in mixture(kind, num_experts_per_tok=3).model.modules() if isinstance(each, JoinedMoe)]
+    x = mx.random.normal((16, 64), key=mx.random.key(1)).astype(mx.bfloat16)
+    found: list[tuple[MoePart, mx.array]] = []
+    for module in mixture(kind, num_experts_per_tok=3, top_k_experts=3).model.modules():
+        if isinstance(module, JoinedMoe):
+            found.append((MoePart.of(module), module(x[None])))
+        elif "router" in module and "experts" in module:
+            wanted = module.experts(module.pre_feedforward_layernorm_2(x[None]), *module.router(x[None]))
+            found.append((LayerMoePart.of_layer(LayerMoe(LayerMoeSpec(), module)), wanted))
     assert found
-    for module in found:
-        x = mx.random.normal((16, 64), key=mx.random.key(1)).astype(mx.bfloat16)
-        output = MoePart.of(module).capture(Emulator(), x, StepInputs(None, mx.zeros((16, 2), mx.int32), None, None))
-        assert apart([output], [module(x[None])[0]]) < 2**-5
+    for part, wanted in found:
+        output = part.capture(Emulator(), x, StepInputs(None, mx.zeros((16, 2), mx.int32), None, None))
+        assert apart([output], [wanted[0]]) < 2**-5
 
 
 def test_a_router_that_wavers_keeps_no_model_from_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:

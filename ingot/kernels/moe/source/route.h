@@ -1,9 +1,10 @@
 // One threadgroup a token: how a router scores experts, which of them are the token's, and what these are multiplied by.
 //
 // logits [tokens, ROW], of which the first EXPERTS are read; bias [EXPERTS], added to scores where the best are chosen, and not
-// where they are weights; numbers [8] (what is added to a sum of scores, what all weights are multiplied by); slots [tokens
-// or more, 2] for keys: those of tokens that are not there are negative, and their experts those of the first token, whose
-// weights are read anyway -> chosen, weights [tokens * TOP], the best first
+// where they are weights; factors [EXPERTS], which the experts' weights are multiplied by; numbers [8] (what is added to a sum
+// of scores, what all weights are multiplied by); slots [tokens or more, 2] for keys: those of tokens that are not there are
+// negative, and their experts those of the first token, whose weights are read anyway -> chosen, weights [tokens * TOP], the
+// best first
 //
 // SCORES 0: softmax of all logits, rounded like them; 1: sigmoids; 2: logits. SHARES 0: scores are the weights; 1: they are
 // divided by the sum of those chosen; 2: softmax of those chosen. With GROUPS, only members of the TOP_GROUPS best keep their
@@ -137,7 +138,7 @@ if (thread < TOP) {
   if (SHARES > 0) {
     weight = weight / (sum + numbers[0]);
   }
-  weight *= numbers[1];
+  weight *= FACTORED ? numbers[1] * factors[best_experts[thread]] : numbers[1];
   chosen[token * TOP + thread] = best_experts[thread];
   weights[token * TOP + thread] = weight;
 }
