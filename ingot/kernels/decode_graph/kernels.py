@@ -20,7 +20,7 @@ _LOGIT_SLICES = 32
 _ARRAYS = {
     "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
-    "gate_heads": (("attended", "projected"), ("gated",)),
+    "gate_heads": (("attended", "gates"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
     "take_heads": (("projected",), ("picked",)),
     "norm_joint": (("projected", "weights", "eps"), ("normed",)),
@@ -124,18 +124,30 @@ def gate_states(run: Launcher, both: mx.array, gate: Gate = "silu") -> mx.array:
     return run(decode_kernel("gate"), [both], work)[0]
 
 
-def gate_heads(run: Launcher, attended: mx.array, projected: mx.array) -> mx.array:
-    """Attention's output [tokens, heads, size] times sigmoid(gate); in `projected` each head's gate is behind its
-    queries."""
+def gate_heads(
+    run: Launcher,
+    attended: mx.array,
+    gates: mx.array,
+    act: Literal["sigmoid", "softplus"] = "sigmoid",
+    *,
+    behind_queries: bool = False,
+) -> mx.array:
+    """Attention's output [tokens, heads, size] times act(gates), of which there is one for each head, or one for each
+    number. `behind_queries`: those of a head are behind its queries."""
     tokens, heads, size = attended.shape
-    template = (("T", attended.dtype), ("HEADS", heads), ("SIZE", size), ("ROW", projected.shape[1]))
+    one_a_head = gates.shape[1] == heads
+    begin, step = (size, 2 * size) if behind_queries else (0, 1 if one_a_head else size)
+    template = (
+        *(("T", attended.dtype), ("HEADS", heads), ("SIZE", size), ("ROW", gates.shape[1]), ("BEGIN", begin)),
+        *(("STEP", step), ("ONE_A_HEAD", one_a_head), ("SOFTPLUS", act == "softplus")),
+    )
     work = LaunchConfig(
         (*template, ("THREADS", _THREADS)),
         (-(-heads * size // _THREADS), tokens, 1),
         _THREADS,
         (OutputSpec(attended.shape, attended.dtype),),
     )
-    return run(decode_kernel("gate_heads"), [attended, projected], work)[0]
+    return run(decode_kernel("gate_heads"), [attended, gates], work)[0]
 
 
 def gate_input(run: Launcher, gate: mx.array, inputs: mx.array, begin: int) -> mx.array:

@@ -22,7 +22,7 @@ from ingot.kernels.selfcheck import BOUNDS, Case, Verdicts, check_cases
 SOURCE = Path(__file__).parent / "source"
 RouterScores = Literal["softmax", "sigmoid", "logits"]
 RouterShares = Literal["none", "sum", "softmax"]
-_SCORES: tuple[RouterScores, ...] = ("softmax", "sigmoid", "logits")
+ROUTER_SCORES: tuple[RouterScores, ...] = ("softmax", "sigmoid", "logits")
 _SHARES: tuple[RouterShares, ...] = ("none", "sum", "softmax")
 MOST_EXPERTS = 1024
 _MOST_WARPS = 16
@@ -97,7 +97,7 @@ class ExpertRouter(Launched):
         warps = min(_MOST_WARPS, -(-shape.experts // 32))
         template = (
             *(("T", logits.dtype), ("EXPERTS", shape.experts), ("TOP", shape.top), ("ROW", row), ("WARPS", warps)),
-            *(("SCORES", _SCORES.index(shape.scores)), ("SHARES", _SHARES.index(shape.shares))),
+            *(("SCORES", ROUTER_SCORES.index(shape.scores)), ("SHARES", _SHARES.index(shape.shares))),
             *(("GROUPS", shape.groups), ("TOP_GROUPS", shape.top_groups), ("LATER", shape.later)),
             *(("BIASED", self._biased), ("FACTORED", shape.factored)),
         )

@@ -75,6 +75,24 @@ FAMILIES = (
         "afmoe",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="gate_proj")},
         mlps={"MLP": MlpSpec()},
+        moes={
+            "AfmoeMoE": MoeSpec(
+                top="num_experts_per_tok",
+                router="router.gate",
+                experts="experts",
+                scores="score_func",
+                normed="route_norm",
+                bias="expert_bias",
+                groups=("n_group", "topk_group"),
+                scale="route_scale",
+                shared="shared_experts",
+            )
+        },
+        layers={
+            "DecoderLayer": two_blocks(
+                after_mixer="post_attention_layernorm", before_mlp="pre_mlp_layernorm", after_mlp="post_mlp_layernorm"
+            )
+        },
     ),
     # Baichuan M1.
     ModelFamily(
@@ -97,7 +115,15 @@ FAMILIES = (
         recurrences={"LinearAttention": LightningSpec()},
     ),
     ModelFamily(
-        "bailing_moe", attention={"BailingMoeAttention": _BAILING_ATTENTION}, mlps={"BailingMoeMLP": MlpSpec()}
+        "bailing_moe",
+        attention={"BailingMoeAttention": _BAILING_ATTENTION},
+        mlps={"BailingMoeMLP": MlpSpec()},
+        moes={
+            "BailingMoeSparseMoeBlock": biased_moe(
+                router="gate.gate_proj", scores="gate.score_function", bias="gate.expert_bias", eps=1e-20
+            )
+        },
+        layers={"BailingMoeDecoderLayer": two_blocks("attention")},
     ),
     ModelFamily(
         "bailing_moe_linear",
@@ -116,6 +142,8 @@ FAMILIES = (
                 convolutions=("q_conv1d", "k_conv1d", "v_conv1d"), decay=("f_proj",), decay_bound="lower_bound"
             )
         },
+        moes={"BailingSparseMoE": biased_moe(bias="gate.expert_bias", normed=True, eps=1e-20)},
+        layers={"BailingDecoderLayer": two_blocks("attention")},
     ),
     # BitNet, whose weights are -1, 0 and 1.
     ModelFamily("bitnet", attention={"Attention": AttentionSpec(output_norm="attn_sub_norm")}),

@@ -142,6 +142,7 @@ class MlpSpec:
     gate: str | None = "gate_proj"  # None: nothing is gated
     up: str | None = "up_proj"  # None: one projection gives the gate and then the up part
     down: str = "down_proj"
+    unless: str | None = None  # where this is a number, it computes something else
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,9 @@ class MoeSpec:
     top: str = "top_k"  # how many experts a token has
     router: str = "gate"  # the router: a linear layer, or a module whose weight it multiplies by
     experts: str = "switch_mlp"
-    scores: Literal["softmax", "sigmoid", "logits"] = "softmax"  # of all experts; chosen logits have a softmax
+    scores: str = (
+        "softmax"  # of all experts, or "sigmoid", or what says which; of "logits", those chosen have a softmax
+    )
     normed: str | bool = True  # whether chosen scores are divided by their sum
     eps: float = 0.0  # what is added to that sum
     bias: str | None = None  # added to scores where experts are chosen, not where they are weights

@@ -61,7 +61,12 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(out="wo", joint="wqkv", joint_by_group=True)},
         mlps={"MLP": MlpSpec(gate="w1", up="w3", down="w2")},
     ),
-    ModelFamily("internlm3", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
+    ModelFamily(
+        "internlm3",
+        attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": two_blocks()},
+    ),
     # IQuest's Loop Coder, which runs its layers twice.
     ModelFamily("iquestloopcoder", mlps={"MLP": MlpSpec()}),
     # AI21's Jamba.
@@ -118,6 +123,17 @@ FAMILIES = (
         "laguna",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="g_proj", gate_act="softplus")},
         mlps={"MLP": MlpSpec()},
+        moes={
+            "MoE": MoeSpec(
+                top="gate.top_k",
+                router="gate.proj",
+                scores="gate.score_func",
+                bias="gate.e_score_correction_bias",
+                scale="routed_scaling_factor",
+                shared="shared_expert",
+            )
+        },
+        layers={"TransformerBlock": two_blocks()},
     ),
     # Liquid's LFM2, most of whose layers are short convolutions.
     ModelFamily(
@@ -172,6 +188,7 @@ FAMILIES = (
         "llama4_text",
         attention={"Attention": AttentionSpec(norm_eps="rms_norm_eps", normed="use_qk_norm")},
         mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": two_blocks(mlp="feed_forward")},
     ),
     # Meituan's LongCat.
     ModelFamily(
@@ -330,6 +347,13 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norm_eps="eps", query_scale="qk_scale_factor", gate="gate_proj")},
         mlps={"MLP": MlpSpec()},
         norms={"CenteredRMSNorm": NormSpec("rms", one_more=True)},
+        layers={
+            "DecoderLayer": two_blocks(
+                after_mixer="post_attention_layernorm",
+                before_mlp="pre_feedforward_layernorm",
+                after_mlp="post_feedforward_layernorm",
+            )
+        },
     ),
     ModelFamily("muse_spark", expert_gates={"PreciseSwiGLU": "silu"}),
 )

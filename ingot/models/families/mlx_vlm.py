@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from ingot.models.families.description import AttentionSpec, LatentSpec, MlpSpec, ModelFamily, NormSpec
-from ingot.models.families.n_to_z import STEP_MTP
+from ingot.models.families.description import (
+    AttentionSpec,
+    LatentSpec,
+    MlpSpec,
+    ModelFamily,
+    NormSpec,
+    biased_moe,
+    two_blocks,
+)
+from ingot.models.families.n_to_z import STEP_MOE, STEP_MTP
 
 FAMILIES = (
     ModelFamily(
@@ -14,6 +22,9 @@ FAMILIES = (
     ModelFamily(
         "deepseek_v3",
         attention={"DeepseekV3Attention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
+        mlps={"DeepseekV3MLP": MlpSpec()},
+        moes={"DeepseekV3MoE": biased_moe()},
+        layers={"DeepseekV3DecoderLayer": two_blocks()},
     ),
     # Their layers compute up to eight tokens of a row one by one, as these would be alone.
     ModelFamily("deepseek_v4", apart_in_blocks=True),
@@ -40,7 +51,10 @@ FAMILIES = (
     ModelFamily(
         "step3p7",
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"), gate="g_proj")},
+        mlps={"MLP": MlpSpec(unless="limit")},
+        moes={"MoE": STEP_MOE},
         norms={"StepRMSNorm": NormSpec("rms")},
+        layers={"DecoderLayer": two_blocks()},
         head=STEP_MTP,
     ),
 )

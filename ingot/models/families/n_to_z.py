@@ -61,6 +61,8 @@ STEP_MTP = MtpSpec(
 )
 """There are several, one for each draft token; the first is used for all."""
 
+STEP_MOE = biased_moe(router="gate.gate", bias="gate.router_bias", groups=None, shared="share_expert", eps=1e-20)
+
 FAMILIES = (
     # Nanbeige.
     ModelFamily("nanbeige", attention={"Attention": AttentionSpec()}, mlps={"MLP": MlpSpec()}),
@@ -136,6 +138,7 @@ FAMILIES = (
                 out="o_proj",
             )
         },
+        layers={"LinearAttentionDecoderLayer": two_blocks("linear_attn"), "FullAttentionDecoderLayer": _OLMO_LAYER},
     ),
     ModelFamily(
         "olmoe",
@@ -294,6 +297,7 @@ FAMILIES = (
         "spark2_5",
         attention={"Attention": AttentionSpec(out="out_proj", joint="q_k_v_proj", gate="g_proj")},
         mlps={"MLP": MlpSpec(act="gelu")},
+        layers={"TransformerBlock": two_blocks()},
     ),
     # StableLM.
     ModelFamily(
@@ -319,7 +323,10 @@ FAMILIES = (
                 heads="num_heads", kv_heads="num_kv_heads", norms=("q_norm", "k_norm"), gate="g_proj"
             )
         },
+        mlps={"Step3p5MLP": MlpSpec(unless="limit")},
+        moes={"Step3p5MoE": STEP_MOE},
         norms={"ZeroCenteredRMSNorm": NormSpec("rms")},
+        layers={"Step3p5DecoderLayer": two_blocks()},
         head=STEP_MTP,
     ),
     # Talkie.

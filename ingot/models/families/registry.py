@@ -70,7 +70,9 @@ def attention_spec_of(module: object) -> AttentionSpec | None:
 
 def mlp_spec_of(module: object) -> MlpSpec | None:
     """Of an MLP of a known class."""
-    return _family_of(module).mlps.get(type(module).__name__)
+    spec = _family_of(module).mlps.get(type(module).__name__)
+    other = spec is not None and spec.unless is not None and getattr(module, spec.unless) is not None
+    return None if other else spec
 
 
 def moe_spec_of(module: object) -> MoeSpec | None:

@@ -85,6 +85,8 @@ class MixedAttention(nn.Module):
     kernel_rope: KernelRope | None
     joined_qkv: JoinedLinear | None
     joined_out: JoinedLinear | None
+    joined_gate: JoinedLinear | None
+    """Of the output, where it is a projection of its own."""
     kv_layout: EqualHeads | None
     """How the native kernels read keys and values."""
     token_indexer: Indexer | None
@@ -98,12 +100,12 @@ class MixedAttention(nn.Module):
 
     @property
     def is_plain_around_attention(self) -> bool:
-        """Whether nothing but projections comes before the norms and RoPE of queries and keys, and behind attention."""
+        """Whether only projections come before the norms and RoPE of queries and keys, and only these and a gate behind
+        attention."""
         spec = self._spec
-        gated = spec.gate is not None and spec.gate in self
         given = spec.shared_kv is not None and spec.shared_kv.projected
         odd = (spec.input_norm, spec.output_norm, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
-        own = gated or given or spec.tiled_heads or self.token_indexer is not None
+        own = given or spec.tiled_heads or self.token_indexer is not None
         return not own and spec.conv is None and all(each is None for each in odd)
 
     @property

@@ -72,7 +72,9 @@ def mixed_attention_of(
         replacement._prepared_ragged = _make_ragged_attention(replacement, ragged, prepares=False)
     replacement.paged_attention = None if kernels is None else _make_paged_attention(replacement, kernels)
     replacement.kernel_rope = None if kernel_ropes is None else _make_kernel_rope(replacement, kernel_ropes)
-    replacement.joined_qkv = replacement.joined_out = None
+    replacement.joined_qkv = replacement.joined_out = replacement.joined_gate = None
+    if kernel_ropes is not None and spec.gate is not None and spec.gate in module:
+        replacement.joined_gate = join_linears(module[spec.gate], names=[spec.gate], apart=True)
     if replacement.kernel_rope is not None:
         replacement.joined_qkv = _joint_projection(replacement)
         replacement.joined_out = join_linears(module[spec.out], names=[spec.out])

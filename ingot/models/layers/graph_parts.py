@@ -83,6 +83,7 @@ class AttentionPart:
     paged: PagedKernelAttention
     norm: JointNorm | None  # of all heads of a token as one
     qkv: JoinedLinear
+    gate: JoinedLinear | None  # of the output, where no projection of queries gives it
     out: JoinedLinear
 
     @classmethod
@@ -96,11 +97,12 @@ class AttentionPart:
         if module.paged_attention is None:
             raise UncoveredPartError("attention over pages")
         qkv, out = _covered_product(module.joined_qkv), _covered_product(module.joined_out)
-        return cls(module, module.kernel_rope, module.paged_attention, _joint_norm(module), qkv, out)
+        norm, gate = _joint_norm(module), _gate_product(module)
+        return cls(module, module.kernel_rope, module.paged_attention, norm, qkv, gate, out)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
-        return self.qkv, self.out
+        return self.qkv, *(() if self.gate is None else (self.gate,)), self.out
 
     @property
     def token_scale(self) -> str | None:
@@ -134,9 +136,23 @@ class AttentionPart:
             queries, capture.token = own.rope.by(capture)(projected, own.angles, own.slots, slabs, capture.token)
             attended = _attend(capture, queries, own)
         if self.module._spec.gated:
-            attended = gate_heads(capture, attended, projected)
+            attended = gate_heads(capture, attended, projected, behind_queries=True)
+        return self._project_out(capture, attended, states, loras)
+
+    def _project_out(
+        self, capture: GraphCapture, attended: mx.array, states: mx.array, loras: mx.array | None
+    ) -> mx.array:
+        """Of what was attended to [tokens, heads, size] for hidden states."""
+        if self.gate is not None:
+            gates = multiply_with_lora(capture, self.gate, states, loras)
+            attended = gate_heads(capture, attended, gates, self.module._spec.gate_act)
         flat = capture.shaped(attended, (states.shape[0], attended.size // states.shape[0]))
         return multiply_with_lora(capture, self.out, flat, loras)
+
+
+def _gate_product(module: MixedAttention) -> JoinedLinear | None:
+    gated = module._spec.gate is not None and module._spec.gate in module
+    return _covered_product(module.joined_gate) if gated else None
 
 
 def _attend(capture: GraphCapture, queries: mx.array, own: GraphAttentionInputs) -> mx.array:
@@ -156,8 +172,7 @@ class LatentPart(AttentionPart):
     @classmethod
     def of_latent(cls, module: LatentAttention) -> LatentPart:
         spec, rope, paged, norm = module._latent_spec, module.latent_rope, module.paged_attention, None
-        gated = module._spec.gate is not None and module._spec.gate in module
-        if gated or spec.query_scale is not None:
+        if spec.query_scale is not None:
             raise UncoveredPartError(f"attention by {own_class(module).__name__}")
         if rope is None or paged is None:
             raise UncoveredPartError("the norm or rotary positions of latents" if rope is None else "latent attention")
@@ -167,11 +182,13 @@ class LatentPart(AttentionPart):
         if spec.query not in module:
             norm = ResidualNorm(norm_weights(module[spec.query_latent[1]]))
             latent_queries = norm, _covered_product(module.joined_queries)
-        return cls(module, rope, paged, None, qkv, out, module.head_products, latent_queries)
+        gate = _gate_product(module)
+        return cls(module, rope, paged, None, qkv, gate, out, module.head_products, latent_queries)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
-        return self.qkv, *(() if self.latent_queries is None else self.latent_queries[1:]), self.out
+        further = () if self.latent_queries is None else self.latent_queries[1:]
+        return self.qkv, *further, *(() if self.gate is None else (self.gate,)), self.out
 
     def rope_kernel(self, sizes: tuple[int, int], dtype: mx.Dtype) -> RopeKernel | LatentRopeKernel | None:
         assert isinstance(self.rope, KernelLatentRope)
@@ -205,8 +222,7 @@ class LatentPart(AttentionPart):
             attended = _attend(capture, turned, own)
         attended = capture.shaped(attended, (tokens * heads, out_weights.columns))
         y = out_of.by(capture).launched_gather(attended, out_weights, heads_of_rows(heads, tokens, by_head=False))
-        flat = capture.shaped(y, (tokens, heads * out_weights.outputs))
-        return multiply_with_lora(capture, self.out, flat, loras)
+        return self._project_out(capture, capture.shaped(y, (tokens, heads, out_weights.outputs)), states, loras)
 
 
 @cache

@@ -14,7 +14,7 @@ import mlx.nn as nn
 from ingot.errors import ConfigError
 from ingot.kernels.checked import CheckedKernels
 from ingot.kernels.gpu.launcher import Launcher
-from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, SharedOutput, combine_experts
+from ingot.kernels.moe.kernels import ROUTER_SCORES, ExpertRouter, RouterShape, SharedOutput, combine_experts
 from ingot.kernels.packed_matmul.experts import GroupedExperts
 from ingot.kernels.packed_matmul.kernels import ExpertCurve, GatedExpertWeights, PackedProduct, PackedWeights
 from ingot.models.experts.streaming import StreamedExperts
@@ -269,14 +269,17 @@ def _router_of(
 
     top = int(number(spec.top, None))
     normed = spec.normed if isinstance(spec.normed, bool) else bool(number(spec.normed, False))
-    if spec.scores == "sigmoid" and top == 1:
+    scores = spec.scores if spec.scores in ROUTER_SCORES else number(spec.scores, None)
+    if scores not in ROUTER_SCORES:
+        return None
+    if scores == "sigmoid" and top == 1:
         normed = False  # as the families with such scores do
     groups, top_groups = (1, 1) if spec.groups is None else (number(path, 1) for path in spec.groups)
     shape = RouterShape(
         weights.scales.shape[0] if streamed is None else streamed.count,
         top,
-        spec.scores,
-        "softmax" if spec.scores == "logits" else "sum" if normed else "none",
+        scores,
+        "softmax" if scores == "logits" else "sum" if normed else "none",
         groups,
         top_groups,
         spec.later,

@@ -112,7 +112,15 @@ def test_queries_are_normed_as_one_and_so_are_keys(dtype: mx.Dtype) -> None:
 def test_attention_is_gated_by_what_is_behind_each_heads_queries(dtype: mx.Dtype) -> None:
     attended, projected = drawn(3, 5, 24, dtype=dtype), drawn(3, 5 * 48 + 2 * 48, dtype=dtype, seed=1)
     gates = projected[:, : 5 * 48].reshape(3, 5, 2, 24)[:, :, 1]
-    assert off(gate_heads(Emulator(), attended, projected), attended * mx.sigmoid(gates)) < BOUNDS[dtype]
+    found = gate_heads(Emulator(), attended, projected, behind_queries=True)
+    assert off(found, attended * mx.sigmoid(gates)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("each", [1, 24], ids=["a head", "a number"])
+def test_attention_is_gated_by_one_number_for_each_head_or_each_number(each: int) -> None:
+    attended, gates = drawn(3, 5, 24, dtype=mx.float32), 4 * drawn(3, 5 * each, dtype=mx.float32, seed=1)
+    opened = nn.softplus(gates).reshape(3, 5, each)
+    assert off(gate_heads(Emulator(), attended, gates, "softplus"), attended * opened) < BOUNDS[mx.float32]
 
 
 def test_the_first_numbers_of_heads_are_taken_head_by_head() -> None:

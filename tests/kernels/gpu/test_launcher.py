@@ -241,7 +241,8 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     for gate in ("silu", "gelu_tanh", "gelu", "relu2"):
         gate_states(run, states, gate)
     JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
-    gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype))
+    gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype), behind_queries=True)
+    gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 32), dtype), "softplus")
     take_heads(run, states, 32, 128, 64)
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
     return [*run.kinds]

@@ -196,6 +196,28 @@ KINDS: dict[str, dict[str, Any]] = {
         "hidden_size": 64,
         "layer_types": ["conv", "full_attention"],
     },
+    # Queries and keys without weights of norms, and layers that rotate nothing.
+    "llama4_text": {
+        **{"model_type": "llama4_text", "hidden_size": 64, "intermediate_size_mlp": 96, "use_qk_norm": False},
+        "no_rope_layers": [1, 0],
+    },
+    "internlm3": {"model_type": "internlm3", "hidden_size": 64},
+    # A gate for each head.
+    "spark2_5": {
+        **{"model_type": "spark2_5", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70},
+        "rope_parameters": {
+            kind: {"rope_theta": 10000.0, "rope_type": "default"} for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "olmo_hybrid": {
+        **tiny.CONFIGS["kernel-hybrid"],
+        **{"model_type": "olmo_hybrid", "num_hidden_layers": 2, "linear_allow_neg_eigval": True, "rope_theta": None},
+        **{"hidden_size": 64, "layer_types": ["linear_attention", "full_attention"], "attention_bias": False},
+    },
+    "muse_glimmer": {
+        **{"model_type": "muse_glimmer", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70},
+        "layer_rope_theta": [10000.0, 0],
+    },
 }
 """Layers of other families, whose windows are a few tokens longer than a page."""
 
@@ -281,6 +303,24 @@ MIXTURES: dict[str, dict[str, Any]] = {
         **{"attention_bias": False, "logits_scaling": 2.0, "attention_multiplier": 0.3, "embedding_multiplier": 2.0},
         "residual_multiplier": 0.5,
     },
+    # Gates of attention: for each number; for each head, also by softplus; of latents.
+    "afmoe": {
+        **{**_BIASED_CHOICE, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70},
+        **{"num_dense_layers": 1, "route_scale": 1.5, "score_func": "softmax"},
+    },
+    "laguna": {
+        **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70, "partial_rotary_factor": 0.5},
+        **{"mlp_layer_types": ["dense", "sparse"], "shared_expert_intermediate_size": 32},
+    },
+    "step3p5": {
+        **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70, "num_attention_groups": 2},
+        **{"moe_num_experts": 12, "moe_top_k": 12, "share_expert_dim": 32, "partial_rotary_factors": [1.0, 0.5]},
+    },
+    "bailing_moe_v3": {
+        **{**_BIASED_CHOICE, **_LATENT, "q_lora_rank": 64, "layer_group_size": 2, "head_dim": 32},
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "bailing_moe": {**_BIASED_CHOICE, "use_qk_norm": True, "score_function": "sigmoid", "head_dim": 16},
     # Experts beside an MLP.
     "granitemoehybrid": {**_MAMBA, **_GRANITE, "position_embedding_type": "nope", "shared_intermediate_size": 96},
     # The same, with norms and a router of the layer's own.
@@ -591,7 +631,7 @@ def test_prompts_are_run_by_the_layers_themselves() -> None:
 def test_a_token_has_the_experts_that_its_mixture_chooses(kind: str) -> None:
     x = mx.random.normal((16, 64), key=mx.random.key(1)).astype(mx.bfloat16)
     found: list[tuple[MoePart, mx.array]] = []
-    for module in mixture(kind, num_experts_per_tok=3, top_k_experts=3).model.modules():
+    for module in mixture(kind, num_experts_per_tok=3, top_k_experts=3, moe_top_k=3).model.modules():
         if isinstance(module, JoinedMoe):
             found.append((MoePart.of(module), module(x[None])))
         elif "router" in module and "experts" in module:
