@@ -1,4 +1,4 @@
-"""Families that mlx-vlm has and mlx-lm has not, as data: the language parts of its packages."""
+"""Families that mlx-vlm has and mlx-lm has not, as data: the language parts of its packages, and what they share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ FAMILIES = (
     ModelFamily(
         "deepseek_v3",
         attention={"DeepseekV3Attention": AttentionSpec(heads="num_heads", kv_heads=1, latent=LatentSpec())},
-        mlps={"DeepseekV3MLP": MlpSpec()},
         moes={"DeepseekV3MoE": biased_moe()},
         layers={"DeepseekV3DecoderLayer": two_blocks()},
     ),
@@ -32,7 +31,7 @@ FAMILIES = (
     # Its indexers' choice is compiled with the first length's rank of the last one chosen.
     ModelFamily("hy_v4", uncompiled=("HyV4Attention",)),
     # K2 Horizon.
-    ModelFamily("k2_horizon", attention={"Attention": AttentionSpec()}),
+    ModelFamily("k2_horizon", attention={"Attention": AttentionSpec()}, layers={"TransformerBlock": two_blocks()}),
     # Klear, whose configs may also be for mlx-lm's.
     ModelFamily(
         "klear",
@@ -43,6 +42,8 @@ FAMILIES = (
         },
         mlps={"KlearMLP": MlpSpec()},
     ),
+    # What several packages have.
+    ModelFamily("mlp", mlps={"DeepseekMLP": MlpSpec(), "SwiGLUMLP": MlpSpec()}),
     # MiMo V2.5 is V2 Flash with towers.
     ModelFamily(
         "mimo_v2_flash",

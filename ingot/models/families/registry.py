@@ -42,7 +42,7 @@ def index_families(described: Iterable[ModelFamily]) -> Mapping[str, ModelFamily
 
 MODEL_FAMILIES = index_families((*a_to_g.FAMILIES, *h_to_m.FAMILIES, *n_to_z.FAMILIES))
 MLX_VLM_FAMILIES = index_families(mlx_vlm.FAMILIES)
-"""By the names of mlx-vlm's packages."""
+"""By the names of mlx-vlm's packages, or of modules that these share."""
 _UNKNOWN_FAMILY = ModelFamily("unknown")
 _MULTIMODAL_TYPES = {text_only: family.name for family in MODEL_FAMILIES.values() for text_only in family.text_only}
 
@@ -122,8 +122,9 @@ def is_apart_in_blocks(model: Any) -> bool:
 
 def _family_of(module: object) -> ModelFamily:
     package, _, name = type(module).__module__.rpartition(".")
-    if package == MLX_LM_MODELS:
-        return MODEL_FAMILIES.get(name, _UNKNOWN_FAMILY)
+    if package in (MLX_LM_MODELS, MLX_VLM_MODELS):
+        families = MODEL_FAMILIES if package == MLX_LM_MODELS else MLX_VLM_FAMILIES
+        return families.get(name, _UNKNOWN_FAMILY)
     whole, _, family = package.rpartition(".")
     is_language = (whole, name) == (MLX_VLM_MODELS, "language")
     return MLX_VLM_FAMILIES.get(family, _UNKNOWN_FAMILY) if is_language else _UNKNOWN_FAMILY

@@ -105,8 +105,7 @@ class MixedAttention(nn.Module):
         spec = self._spec
         given = spec.shared_kv is not None and spec.shared_kv.projected
         odd = (spec.input_norm, spec.output_norm, spec.position_scale, spec.latent, spec.value_scale, spec.clip)
-        own = given or spec.tiled_heads or self.token_indexer is not None
-        return not own and spec.conv is None and all(each is None for each in odd)
+        return not given and not spec.tiled_heads and spec.conv is None and all(each is None for each in odd)
 
     @property
     def keys_as_values(self) -> bool:

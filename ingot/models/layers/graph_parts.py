@@ -88,6 +88,8 @@ class AttentionPart:
 
     @classmethod
     def of(cls, module: MixedAttention) -> AttentionPart:
+        if module.token_indexer is not None:
+            raise UncoveredPartError(f"the indexer of {own_class(module).__name__}")
         if isinstance(module, LatentAttention):
             return LatentPart.of_latent(module)
         if not module.is_plain_around_attention:

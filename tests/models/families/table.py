@@ -14,7 +14,8 @@ from typing import Any
 
 from ingot.models import gguf
 from ingot.models.families.description import ScanSpec
-from ingot.models.families.registry import mtp_spec_of, recurrence_spec_of
+from ingot.models.families.registry import attention_spec_of, mtp_spec_of, recurrence_spec_of
+from ingot.models.layers.indexer import has_indexer
 from ingot.models.layers.layer_program import decoder_layers_of, layer_program_of
 from ingot.models.layers.swapping import find_mixers, unknown_mixers
 from ingot.models.vision.loading import VISION_FAMILIES
@@ -88,7 +89,11 @@ def _speeds(names: list[str]) -> tuple[str, str, str]:
     if name in NEEDS_METAL:
         return "no", speed, "no"
     layers = decoder_layers_of(model)
-    by_operations = any(isinstance(recurrence_spec_of(module), ScanSpec) for module in model.modules())
+    by_operations = any(
+        isinstance(recurrence_spec_of(module), ScanSpec)
+        or ((spec := attention_spec_of(module)) is not None and has_indexer(module, spec.indexer))
+        for module in model.modules()
+    )
     is_graph = speed == "fast" and bool(layers) and all(layer_program_of(layer) is not None for layer in layers)
     is_graph = is_graph and not by_operations
     return speed, speed, "graph" if is_graph else speed

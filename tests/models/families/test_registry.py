@@ -43,11 +43,17 @@ THEIRS = {
 """What other projects call something, too: sentence-transformers its modules, OpenAI a vocabulary, mlx-vlm towers',
 transformers its models without a head; an MLP is one wherever it is named. And the families whose layers drafters have
 that are no models by themselves."""
+SHARED = ("mlp",)
+"""Modules that packages of mlx-vlm's share. The others' modules are in packages."""
 CLASSES = [
-    *((family.name, name) for family in MODEL_FAMILIES.values() for name in sorted(family.classes)),
-    *((f"{family.name}.language", name) for family in MLX_VLM_FAMILIES.values() for name in sorted(family.classes)),
+    *((f"mlx_lm.models.{family.name}", name) for family in MODEL_FAMILIES.values() for name in sorted(family.classes)),
+    *(
+        (f"mlx_vlm.models.{family.name}{'' if family.name in SHARED else '.language'}", name)
+        for family in MLX_VLM_FAMILIES.values()
+        for name in sorted(family.classes)
+    ),
 ]
-"""By their modules: those of mlx-vlm's are in packages."""
+"""By their modules."""
 
 
 @cache
@@ -102,12 +108,11 @@ def test_every_family_is_one_of_mlx_lms_and_something_is_said_of_it(name: str) -
     assert MODEL_FAMILIES[name] != ModelFamily(name)
 
 
-@pytest.mark.parametrize(("family", "name"), CLASSES)
-def test_every_class_is_defined_where_it_is_described(family: str, name: str) -> None:
-    library = registry.MLX_VLM_MODELS if family.endswith(".language") else registry.MLX_LM_MODELS
-    kind = getattr(importlib.import_module(f"{library}.{family}"), name)
+@pytest.mark.parametrize(("module", "name"), CLASSES)
+def test_every_class_is_defined_where_it_is_described(module: str, name: str) -> None:
+    kind = getattr(importlib.import_module(module), name)
     assert issubclass(kind, nn.Module)
-    assert kind.__module__ == f"{library}.{family}", "described where it is not defined: never found"
+    assert kind.__module__ == module, "described where it is not defined: never found"
 
 
 def test_a_module_is_looked_up_by_its_own_class() -> None:
@@ -138,13 +143,13 @@ def test_what_a_whole_model_is_told_by_is_looked_up_by_its_type() -> None:
 
 @cache
 def built() -> set[tuple[str, str]]:
-    """The classes of all tiny models, by family and name."""
+    """The classes of all tiny models, by module and name."""
     loadable = (family_configs.FAMILIES | family_configs.VLM_FAMILIES).keys() - family_configs.UNLOADABLE
     models = [family_configs.skeleton(name) for name in loadable]
     kinds = {type(module) for model in models for _, module in model.named_modules()}
-    return {(kind.__module__.partition(".models.")[2], kind.__name__) for kind in kinds}
+    return {(kind.__module__, kind.__name__) for kind in kinds}
 
 
-@pytest.mark.parametrize(("family", "name"), CLASSES)
-def test_every_class_is_in_a_tiny_model_by_which_its_description_is_tested(family: str, name: str) -> None:
-    assert (family, name) in built()
+@pytest.mark.parametrize(("module", "name"), CLASSES)
+def test_every_class_is_in_a_tiny_model_by_which_its_description_is_tested(module: str, name: str) -> None:
+    assert (module, name) in built()

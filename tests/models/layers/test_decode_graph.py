@@ -720,6 +720,7 @@ def test_a_graph_that_cannot_be_made_is_not_used(monkeypatch: pytest.MonkeyPatch
         ("kernel-window", "products of Linear in float32"),
         ("kernel-hybrid", "products of Linear in float32"),
         ("moe", "products of Linear in float32"),
+        ("indexed", "the indexer of DeepseekV32Attention"),
     ],
 )
 def test_what_is_not_covered_keeps_its_own_layers_and_is_named(kind: str, part: str) -> None:
