@@ -104,6 +104,46 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": False,
         "tie_word_embeddings": True,
     },
+    "gemma4-a4b": {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "head_dim": 64,
+        "global_head_dim": 128,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "use_double_wide_mlp": False,
+        "enable_moe_block": True,
+        "num_experts": 16,
+        "top_k_experts": 4,
+        "moe_intermediate_size": 64,
+        "tie_word_embeddings": True,
+    },
+    "granite4-h": {
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 8,
+        "layer_types": ["mamba", "mamba", "mamba", "attention"] * 2,
+        "position_embedding_type": "nope",
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "intermediate_size": 64,
+        "shared_intermediate_size": 128,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 1,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "logits_scaling": 6.0,
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "tie_word_embeddings": True,
+    },
     "nemotron-h": {
         "model_type": "nemotron_h",
         "num_hidden_layers": 13,
@@ -211,6 +251,23 @@ REAL: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 18,
         "hidden_size_per_layer_input": 256,
     },
+    "gemma4-a4b": {
+        **_sized(262144, 2816, 2112, 30, 16, 8, 256),
+        "global_head_dim": 512,
+        "num_global_key_value_heads": 2,
+        "sliding_window": 1024,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+    "granite4-h": {
+        **_sized(100352, 1536, 512, 40, 12, 4, 128),
+        "layer_types": [*["mamba"] * 5, "attention", *[*["mamba"] * 9, "attention"] * 3, *["mamba"] * 4],
+        "num_local_experts": 64,
+        "num_experts_per_tok": 6,
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 48,
+    },
     "nemotron-h": {
         **_sized(131072, 4480, 15680, 56, 40, 8, 128),
         "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
@@ -277,7 +334,8 @@ def random_model(
 
     config = family_config(family, changes or {}, REAL[family] if real else {})
     model = build(config, dtype=getattr(mx, dtype), lazily=bits > 0)
-    routers = [(path, x) for path, x in tree_flatten(model.parameters()) if path.endswith("gate.weight")]
+    names = ("gate.weight", "router.layer.weight", "router.proj.weight")
+    routers = [(path, x) for path, x in tree_flatten(model.parameters()) if path.endswith(names)]
     model.update(tree_unflatten([(path, mx.random.normal(x.shape, x.dtype, scale=0.02)) for path, x in routers]))
     if not bits:
         return config, model
