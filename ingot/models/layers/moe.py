@@ -159,19 +159,24 @@ def _linear_of(weight: mx.array) -> nn.Linear:
     return linear
 
 
+_READ_LATER: Final = "experts that are read when they are needed"
+
+
 def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
     """Find the kernels of all mixtures of a model whose products were swapped."""
     for program in filter(None, map(layer_program_of, decoder_layers_of(model))):
         for part in program.parts:
             if isinstance(part, LayerMoe):
-                part.layer.moe_kernels = _moe_kernels(part.layer, part.spec.moe, kernels)
+                streamed = isinstance(attrgetter(part.spec.moe.experts)(part.layer), StreamedExperts)
+                found = _READ_LATER if streamed else _moe_kernels(part.layer, part.spec.moe, kernels)
+                part.layer.moe_kernels = found
     for module in model.modules():
         if isinstance(module, JoinedMoe):
             found = _moe_kernels(module, module._spec, kernels)
             if isinstance(found, str):
                 module.lacking = found
             elif isinstance(attrgetter(module._spec.experts)(module), StreamedExperts):
-                module.streamed, module.lacking = found, "experts that are read when they are needed"
+                module.streamed, module.lacking = found, _READ_LATER
             else:
                 module.kernels = found
 
