@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from ingot.kernels import measured
 from ingot.kernels.checked import CheckedKernels
-from ingot.kernels.decode_graph.kernels import JointNorm, ResidualNorm, RmsNormWeights, gate_states
+from ingot.kernels.decode_graph.kernels import JointNorm, NormWeights, ResidualNorm, gate_states
 from ingot.kernels.dense_matmul.kernels import DenseWeights, check_dense_product, dense_product
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.emulator import Emulator
@@ -315,7 +315,7 @@ def _graph_parts(device: Device, sizes: Sizes) -> Iterator[Subject]:
     run, tokens, size = required_launcher(device), 8, sizes.matrix
 
     def residual() -> Pair:
-        norm = ResidualNorm(RmsNormWeights(mx.ones(size, DTYPE), 1e-6))
+        norm = ResidualNorm(NormWeights(mx.ones(size, DTYPE), 1e-6))
         states, added, weight = _rows(tokens, size), _rows(tokens, size, seed=2), mx.ones(size, DTYPE)
         return Pair(
             lambda: norm(run, states, added)[1],
@@ -325,7 +325,7 @@ def _graph_parts(device: Device, sizes: Sizes) -> Iterator[Subject]:
 
     def joint() -> Pair:
         keys = size // 4
-        queries_norm, keys_norm = (RmsNormWeights(mx.ones(each, DTYPE), 1e-6) for each in (size, keys))
+        queries_norm, keys_norm = (NormWeights(mx.ones(each, DTYPE), 1e-6) for each in (size, keys))
         norm, x = JointNorm(queries_norm, keys_norm), _rows(tokens, size + 2 * keys)
 
         def plain() -> mx.array:

@@ -18,7 +18,7 @@ _JOINT_WARPS = 16
 _LOGIT_SLICES = 32
 """Of a row's logits, each for a group of threads."""
 _ARRAYS = {
-    "norm": (("states", "added", "weight", "after", "numbers"), ("sums", "normed")),
+    "norm": (("states", "added", "weight", "shift", "after", "numbers"), ("sums", "normed")),
     "gate": (("both",), ("gated",)),
     "gate_heads": (("attended", "gates"), ("gated",)),
     "gate_input": (("gate", "inputs"), ("gated",)),
@@ -59,11 +59,14 @@ def post_kernel(states: int, floats: int, words: int) -> Kernel:
     return Kernel("stack", "post", (*(name for _, name in typed), "after", "memory", "spots"), ("posted",), "", body)
 
 
-class RmsNormWeights(NamedTuple):
-    """An RMS norm: what it multiplies by, and what it adds to the mean of squares."""
+class NormWeights(NamedTuple):
+    """An RMS norm, or a layer norm where it is `centred`: what it multiplies by, what it adds to the mean of squares,
+    and what it adds in the end."""
 
     weight: mx.array
     eps: float
+    centred: bool = False
+    bias: mx.array | None = None
 
 
 class ResidualNorm:
@@ -71,8 +74,8 @@ class ResidualNorm:
 
     def __init__(
         self,
-        before: RmsNormWeights | None,
-        after: RmsNormWeights | None = None,
+        before: NormWeights | None,
+        after: NormWeights | None = None,
         *,
         multiplier: float | None = None,
         clipped: bool = False,
@@ -82,10 +85,13 @@ class ResidualNorm:
         `clipped`: sums in float16 are kept finite. `scale`: what the sums are multiplied by."""
         self._before, self._after, self._multiplied, self._clipped = before, after, multiplier is not None, clipped
         self._scaled = scale is not None
+        self._centred, self._bias = before is not None and before.centred, None if before is None else before.bias
+        if after is not None and after.centred:
+            raise ValueError("what is added goes through RMS norms alone")
         eps = [0.0 if norm is None else norm.eps for norm in (before, after)]
         factors = [1.0 if multiplier is None else multiplier, 1.0 if scale is None else scale]
         self._numbers = mx.array([*eps, *factors, *[0.0] * 4], mx.float32)
-        mx.eval(self._numbers, [norm.weight for norm in (before, after) if norm is not None])
+        mx.eval(self._numbers, self._bias, [norm.weight for norm in (before, after) if norm is not None])
 
     def __call__(self, run: Launcher, states: mx.array, added: mx.array | None) -> tuple[mx.array, mx.array]:
         """Hidden states [tokens, size] plus a part's output, rounded like plain operations; and the sums normed."""
@@ -101,11 +107,13 @@ class ResidualNorm:
             ("SCALED", added is not None and self._multiplied),
             ("CLIPPED", self._clipped and states.dtype == mx.float16),
             ("RESCALED", added is not None and self._scaled),
+            *(("CENTRED", self._centred), ("SHIFTED", self._bias is not None)),
         )
         outputs = (none if added is None else whole, none if self._before is None else whole)
         inputs = [
             *(states, states if added is None else added),
             states if self._before is None else self._before.weight,
+            states if self._bias is None else self._bias,
             states if self._after is None or added is None else self._after.weight,
             self._numbers,
         ]
@@ -175,7 +183,7 @@ def take_heads(run: Launcher, projected: mx.array, heads: int, step: int, size: 
 class JointNorm:
     """Norms of all queries of a token, and of all its keys, in a joint projection."""
 
-    def __init__(self, queries: RmsNormWeights, keys: RmsNormWeights) -> None:
+    def __init__(self, queries: NormWeights, keys: NormWeights) -> None:
         self._sizes = queries.weight.size, keys.weight.size
         self._weights = mx.concatenate([queries.weight, keys.weight])
         self._eps = mx.array([queries.eps, keys.eps, *[0.0] * 6], mx.float32)

@@ -15,6 +15,7 @@ from ingot.models.families.description import (
     LatentSpec,
     LayerInputSpec,
     LayerMoeSpec,
+    LayerSpec,
     LightningSpec,
     LinearUnitSpec,
     Mamba2Spec,
@@ -55,6 +56,8 @@ _GEMMA4_MIXTURE = BlockSpec(
         BranchSpec(LayerMoeSpec(), norm_after="post_feedforward_layernorm_2"),
     ),
 )
+
+_PARALLEL_LAYER = LayerSpec((BlockSpec((), "input_layernorm", branches=(BranchSpec("self_attn"), BranchSpec("mlp"))),))
 
 _GRANITE_MOE = MoeSpec(top="router.top_k", router="router.layer", scores="logits", later=True)
 
@@ -153,9 +156,13 @@ FAMILIES = (
         attention={"Attention": AttentionSpec(norms=("q_norm", "k_norm"))},
         mlps={"MLP": MlpSpec()},
         norms={"LayerNorm2D": NormSpec("layer", of_heads=True)},
+        layers={"TransformerBlock": _PARALLEL_LAYER},
     ),
     ModelFamily(
-        "cohere2", attention={"Attention": AttentionSpec(rotates="use_sliding_window")}, mlps={"MLP": MlpSpec()}
+        "cohere2",
+        attention={"Attention": AttentionSpec(rotates="use_sliding_window")},
+        mlps={"MLP": MlpSpec()},
+        layers={"TransformerBlock": _PARALLEL_LAYER},
     ),
     # DBRX.
     ModelFamily(

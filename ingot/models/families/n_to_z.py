@@ -85,7 +85,9 @@ FAMILIES = (
     ModelFamily(
         "nemotron",
         attention={"Attention": AttentionSpec()},
+        mlps={"MLP": MlpSpec(act="relu2", gate=None)},
         norms={"NemotronLayerNorm1P": NormSpec("layer", one_more=True)},
+        layers={"TransformerBlock": two_blocks()},
     ),
     ModelFamily("nemotron-nas", attention={"Attention": AttentionSpec()}),
     ModelFamily(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from ingot.models.layers.graph_parts import (
     UncoveredPartError,
     norm_weights,
     part_of,
+    rms_norm_weights,
 )
 from ingot.models.layers.layer_program import (
     LayerProgram,
@@ -55,7 +56,13 @@ class GraphLayer:
     @property
     def mixer(self) -> AttentionPart | RecurrentPart | None:
         """The part that has a state, if there is one."""
-        return next((part for part in self.parts if isinstance(part, AttentionPart | RecurrentPart)), None)
+        return next((part for part in leaves_of(self.parts) if isinstance(part, AttentionPart | RecurrentPart)), None)
+
+
+def leaves_of(parts: Iterable[GraphPart]) -> list[GraphPart]:
+    """These, and instead of a sum what is added."""
+    branches = [part.parts if isinstance(part, BranchesPart) else (part,) for part in parts]
+    return [part for each in branches for part in each]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,9 +139,7 @@ class GraphLayers:
 
     @property
     def _parts(self) -> list[GraphPart]:
-        parts = [part for layer in self.layers for part in layer.parts]
-        branches = [part.parts if isinstance(part, BranchesPart) else (part,) for part in parts]
-        return [part for each in branches for part in each]
+        return leaves_of(part for layer in self.layers for part in layer.parts)
 
 
 LEAST_RUN = 2
@@ -182,8 +187,8 @@ def _planned_blocks(layer: Any, number: int, lacking: list[str]) -> list[_Planne
         part: GraphPart | None = None
         try:
             part = part_of(block.part, number)
-            for norm in (block.norm_before, block.norm_after):
-                norm_weights(norm)
+            norm_weights(block.norm_before)
+            rms_norm_weights(block.norm_after)
         except UncoveredPartError as error:
             if program.clipped or not _takes_states_alone(block.part):
                 raise
@@ -240,7 +245,7 @@ def _residuals_of(blocks: Sequence[_PlannedBlock]) -> list[ResidualNorm]:
         norms.append(
             ResidualNorm(
                 None if following is None else norm_weights(following.block.norm_before),
-                norm_weights(block.norm_after),
+                rms_norm_weights(block.norm_after),
                 multiplier=program.multiplier,
                 clipped=program.clipped,
                 scale=program.scale if block is program.blocks[-1] else None,

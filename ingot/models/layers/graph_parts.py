@@ -19,8 +19,8 @@ from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture
 from ingot.kernels.decode_graph.kernels import (
     JointNorm,
+    NormWeights,
     ResidualNorm,
-    RmsNormWeights,
     add_bias,
     gate_heads,
     gate_input,
@@ -54,7 +54,7 @@ from ingot.models.layers.layer_program import (
 from ingot.models.layers.mlp import FirstExpert, JoinedMLP
 from ingot.models.layers.modules import own_class
 from ingot.models.layers.moe import JoinedMoe, MoeKernels
-from ingot.models.layers.norms import is_rms_norm, norm_factor
+from ingot.models.layers.norms import is_layer_norm, is_rms_norm, norm_factor
 from ingot.models.layers.recurrent import KernelRecurrence
 from ingot.models.layers.rope import KernelLatentRope, KernelRope
 
@@ -383,7 +383,7 @@ class LayerMoePart(MoePart):
         if isinstance(kernels, str):
             raise UncoveredPartError(f"{kernels} of {own_class(layer).__name__}")
         weight, factor, eps = (attrgetter(name)(layer) for name in spec.router_norm)
-        router_norm = ResidualNorm(RmsNormWeights(weight * factor, float(eps)))
+        router_norm = ResidualNorm(NormWeights(weight * factor, float(eps)))
         router, norm = _covered_product(layer.joined_router), ResidualNorm(norm_weights(layer[spec.norm]))
         return cls(lambda: attrgetter(spec.moe.experts)(layer), kernels, router, None, None, router_norm, norm)
 
@@ -413,7 +413,7 @@ class BranchesPart:
     def of(cls, module: Branches, number: int) -> BranchesPart:
         branches = list[Branch]()
         for block in module.blocks:
-            before, after = norm_weights(block.norm_before), norm_weights(block.norm_after)
+            before, after = norm_weights(block.norm_before), rms_norm_weights(block.norm_after)
             # The first is normed, the others are added to it.
             added = ResidualNorm(None, after) if branches else ResidualNorm(after)
             part = part_of(block.part, number)
@@ -469,7 +469,7 @@ class LayerInputPart:
 def _joint_norm(module: MixedAttention) -> JointNorm | None:
     if not module._spec.joint_head_norms or module._spec.norms is None or module._spec.norms[0] not in module:
         return None
-    queries, keys = (norm_weights(module[name]) for name in module._spec.norms)
+    queries, keys = (rms_norm_weights(module[name]) for name in module._spec.norms)
     assert queries is not None and keys is not None
     return JointNorm(queries, keys)
 
@@ -511,13 +511,22 @@ def part_of(module: Any, number: int) -> GraphPart:
     raise UncoveredPartError(own_class(module).__name__)
 
 
-def norm_weights(norm: nn.Module | None) -> RmsNormWeights | None:
+def norm_weights(norm: nn.Module | None) -> NormWeights | None:
     if norm is None:
         return None
-    weight = norm_factor(norm) if is_rms_norm(norm) else None
+    centred = is_layer_norm(norm)
+    weight = norm_factor(norm) if centred or is_rms_norm(norm) else None
     if weight is None:
         raise UncoveredPartError(f"norms of {own_class(norm).__name__}")
-    return RmsNormWeights(weight, float(norm.eps))
+    return NormWeights(weight, float(norm.eps), centred, norm.get("bias") if centred else None)
+
+
+def rms_norm_weights(norm: nn.Module | None) -> NormWeights | None:
+    """Where kernels have no other norms."""
+    weights = norm_weights(norm)
+    if weights is not None and weights.centred:
+        raise UncoveredPartError("layer norms behind parts, or of queries and keys")
+    return weights
 
 
 def _covered_product(product: JoinedLinear | None) -> JoinedLinear:

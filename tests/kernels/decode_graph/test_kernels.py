@@ -9,8 +9,8 @@ import pytest
 from ingot.kernels.decode_graph.kernels import (
     Gate,
     JointNorm,
+    NormWeights,
     ResidualNorm,
-    RmsNormWeights,
     add_bias,
     gate_heads,
     gate_states,
@@ -38,9 +38,21 @@ def off(found: mx.array, wanted: mx.array) -> float:
 def test_sums_are_normed(size: int, dtype: mx.Dtype) -> None:
     states, added = drawn(3, size, dtype=dtype), drawn(3, size, dtype=dtype, seed=1)
     weight = drawn(size, dtype=dtype, seed=2)
-    sums, normed = ResidualNorm(RmsNormWeights(weight, 1e-5))(Emulator(seed=3), states, added)
+    sums, normed = ResidualNorm(NormWeights(weight, 1e-5))(Emulator(seed=3), states, added)
     assert mx.array_equal(sums, states + added)
     assert off(normed, mx.fast.rms_norm(sums, weight, 1e-5)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [96, 1500])
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norms_take_the_mean_from_sums_first(biased: bool, size: int, dtype: mx.Dtype) -> None:
+    states, added = 3 + drawn(3, size, dtype=dtype), drawn(3, size, dtype=dtype, seed=1)
+    weight, bias = drawn(size, dtype=dtype, seed=2), drawn(size, dtype=dtype, seed=3) if biased else None
+    norm = ResidualNorm(NormWeights(weight, 1e-5, centred=True, bias=bias))
+    sums, normed = norm(Emulator(seed=3), states, added)
+    assert mx.array_equal(sums, states + added)
+    assert off(normed, mx.fast.layer_norm(sums, weight, bias, 1e-5)) < 2 * BOUNDS[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -48,7 +60,7 @@ def test_sums_are_normed(size: int, dtype: mx.Dtype) -> None:
 def test_what_is_added_is_normed_first_where_a_family_does_so(size: int, dtype: mx.Dtype) -> None:
     states, added = drawn(3, size, dtype=dtype), 5 * drawn(3, size, dtype=dtype, seed=1)
     before, after = drawn(size, dtype=dtype, seed=2), drawn(size, dtype=dtype, seed=4)
-    norm = ResidualNorm(RmsNormWeights(before, 1e-5), RmsNormWeights(after, 0.5))
+    norm = ResidualNorm(NormWeights(before, 1e-5), NormWeights(after, 0.5))
     sums, normed = norm(Emulator(seed=3), states, added)
     wanted = states + mx.fast.rms_norm(added, after, 0.5)
     assert off(sums, wanted) < BOUNDS[dtype]
@@ -70,7 +82,7 @@ def test_sums_in_float16_are_kept_finite_where_a_family_does_so() -> None:
 
 
 def test_the_first_norm_adds_nothing() -> None:
-    states, norm = drawn(2, 64, dtype=mx.float32), ResidualNorm(RmsNormWeights(mx.ones(64), 1e-5))
+    states, norm = drawn(2, 64, dtype=mx.float32), ResidualNorm(NormWeights(mx.ones(64), 1e-5))
     same, normed = norm(Emulator(), states, None)
     assert same is states
     assert off(normed, mx.fast.rms_norm(states, None, 1e-5)) < BOUNDS[mx.float32]
@@ -100,7 +112,7 @@ def test_squares_of_what_is_above_zero_are_those_of_plain_operations(dtype: mx.D
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_queries_are_normed_as_one_and_so_are_keys(dtype: mx.Dtype) -> None:
     projected, weights = drawn(3, 600 + 2 * 96, dtype=dtype), drawn(696, dtype=dtype, seed=1)
-    norm = JointNorm(RmsNormWeights(weights[:600], 1e-5), RmsNormWeights(weights[600:], 0.5))
+    norm = JointNorm(NormWeights(weights[:600], 1e-5), NormWeights(weights[600:], 0.5))
     queries, keys, values = mx.split(projected, [600, 696], axis=-1)
     wanted = [mx.fast.rms_norm(queries, weights[:600], 1e-5), mx.fast.rms_norm(keys, weights[600:], 0.5), values]
     found = norm(Emulator(seed=3), projected)

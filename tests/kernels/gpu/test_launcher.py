@@ -15,8 +15,8 @@ import pytest
 
 from ingot.kernels.decode_graph.kernels import (
     JointNorm,
+    NormWeights,
     ResidualNorm,
-    RmsNormWeights,
     gate_heads,
     gate_states,
     post_inputs,
@@ -235,12 +235,12 @@ def test_what_becomes_of_products_with_weights_of_16_bits_compiles(dtype: mx.Dty
 def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     """Of a decode graph, besides products and mixers."""
     run, states, words = LaunchRehearsal(), mx.zeros((2, 4096), dtype), mx.zeros(8, mx.int32)
-    norm = RmsNormWeights(mx.zeros(4096, dtype), 1e-6)
+    norm = NormWeights(mx.zeros(4096, dtype), 1e-6)
     for residual in (ResidualNorm(norm), ResidualNorm(norm, norm, clipped=True), ResidualNorm(None, multiplier=0.2)):
         residual(run, states, states)
     for gate in ("silu", "gelu_tanh", "gelu", "relu2"):
         gate_states(run, states, gate)
-    JointNorm(norm, RmsNormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
+    JointNorm(norm, NormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 9216), dtype), behind_queries=True)
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 32), dtype), "softplus")
     take_heads(run, states, 32, 128, 64)

@@ -202,6 +202,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0],
     },
     "internlm3": {"model_type": "internlm3", "hidden_size": 64},
+    # Attention and MLP side by side, behind a layer norm.
+    "cohere2": {"model_type": "cohere2", "sliding_window": 70, "sliding_window_pattern": 2, "hidden_size": 64},
+    # Layer norms with biases, and MLPs without gates.
+    "nemotron": {
+        **{"model_type": "nemotron", "hidden_act": "relu2", "hidden_size": 64, "partial_rotary_factor": 0.5},
+        "norm_eps": 1e-5,
+    },
     # A gate for each head.
     "spark2_5": {
         **{"model_type": "spark2_5", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 70},

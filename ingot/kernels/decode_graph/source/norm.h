@@ -1,9 +1,10 @@
 // One group a token: what a part of a layer gave is added to the states, and these are normed for the next part.
 //
-// states, added [tokens, SIZE], weight, after [SIZE], numbers [8] (what is added to the mean of squares of the sums, and of what
-// is added; what the latter and what the sums are multiplied by) -> sums, normed [tokens, SIZE]
+// states, added [tokens, SIZE], weight, shift, after [SIZE], numbers [8] (what is added to the mean of squares of the sums, and of
+// what is added; what the latter and what the sums are multiplied by) -> sums, normed [tokens, SIZE]
 // What is not ADDED is not read, and what is not NORMED is not written. What is added is itself normed AFTER its part, or SCALED;
-// CLIPPED sums stay finite in float16; RESCALED ones are multiplied once they are rounded.
+// CLIPPED sums stay finite in float16; RESCALED ones are multiplied once they are rounded. Before CENTRED ones are normed, their
+// mean is taken from them, and what is SHIFTED is added behind.
 constexpr int EACH = (SIZE + WARPS * 32 - 1) / (WARPS * 32);
 const int lane = int(thread_index_in_simdgroup), warp = int(simdgroup_index_in_threadgroup);
 const int thread = warp * 32 + lane, from = int(threadgroup_position_in_grid.x) * SIZE;
@@ -22,11 +23,12 @@ SHARED_FLOATS(parts, WARPS);
       whole += parts[i];                      \
     }                                         \
   }
-float x[EACH], factors[EACH], others[EACH];
+float x[EACH], factors[EACH], others[EACH], shifts[EACH];
 #pragma unroll
 for (int n = 0; n < EACH; ++n) {
   const int i = n * WARPS * 32 + thread;
   factors[n] = NORMED && i < SIZE ? float(weight[i]) : 0.0f;
+  shifts[n] = SHIFTED && i < SIZE ? float(shift[i]) : 0.0f;
   others[n] = AFTER && i < SIZE ? float(after[i]) : 0.0f;
 }
 AFTER_OTHERS()
@@ -69,6 +71,23 @@ for (int n = 0; n < EACH; ++n) {
   }
   squares = multiply_add(x[n], x[n], squares);
 }
+if (CENTRED) {
+  float whole = 0.0f, mean = 0.0f;
+#pragma unroll
+  for (int n = 0; n < EACH; ++n) {
+    whole += x[n];
+  }
+  SUM_OF_GROUP(mean, whole)
+  mean = mean / float(SIZE);
+  squares = 0.0f;
+#pragma unroll
+  for (int n = 0; n < EACH; ++n) {
+    const int i = n * WARPS * 32 + thread;
+    x[n] = i < SIZE ? x[n] - mean : 0.0f;
+    squares = multiply_add(x[n], x[n], squares);
+  }
+  group_barrier();
+}
 if (NORMED) {
   float whole = 0.0f;
   SUM_OF_GROUP(whole, squares)
@@ -77,7 +96,8 @@ if (NORMED) {
   for (int n = 0; n < EACH; ++n) {
     const int i = n * WARPS * 32 + thread;
     if (i < SIZE) {
-      normed[from + i] = T(float(T(x[n] * factor)) * factors[n]);
+      const float own = float(T(x[n] * factor)) * factors[n];
+      normed[from + i] = T(SHIFTED ? own + shifts[n] : own);
     }
   }
 }
