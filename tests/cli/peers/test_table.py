@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import venv
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +67,39 @@ def test_one_that_is_on_no_index_is_not_installed(monkeypatch: pytest.MonkeyPatc
     assert table.absence(find_peer("omlx")) == "runs on macOS alone"
     assert "ollama.com" in table.absence(find_peer("ollama"))
     assert "--install" in table.absence(find_peer("llama-server"))
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_an_installed_package_that_transformers_would_fail_with_is_removed_from_a_peers_environment(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        ran.append([str(word) for word in command])
+        return subprocess.CompletedProcess(command, int(broken and command[-1] == "import torchvision"), "", "")
+
+    monkeypatch.setattr(table, "PEERS_FOLDER", tmp_path / "peers")
+    monkeypatch.setattr(subprocess, "run", run)
+    table.install(find_peer("rapid-mlx"), no_progress)
+    assert any("rapid-mlx" in command for command in ran)
+    assert [command[1:] for command in ran if "uninstall" in command] == (
+        [["uninstall", "--quiet", "--yes", "torchvision"]] if broken else []
+    )
+
+
+def test_a_version_names_what_was_removed_from_a_peers_environment(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    program = tmp_path / "env" / "bin" / "rapid-mlx"
+    program.touch()
+    for needs, version in (("", "1.2"), ("Requires-Dist: torchvision<0.30\n", "1.2 (without torchvision)")):
+        metadata = packages / "rapid_mlx-1.2.dist-info" / "METADATA"
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: rapid-mlx\nVersion: 1.2\n{needs}")
+        assert table.version_of(find_peer("rapid-mlx"), program) == version
+    (packages / "torchvision.py").touch()
+    assert table.version_of(find_peer("rapid-mlx"), program) == "1.2"
 
 
 @pytest.mark.parametrize(
