@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ingot.cli.peers.llama_cpp import KEPT
 from ingot.cli.peers.table import Peer
 from ingot.config import Settings
 from ingot.errors import ConfigError, IngotError
@@ -27,7 +28,6 @@ from ingot.models.files.progress import Progress, TerminalProgress
 COPIED: Final = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files of a folder that its twin has otherwise."""
 PACKINGS: Final = ("quantization", "quantization_config")
-KEPT: Final = Path("~/.cache/ingot/bench")
 LEAST_CONTEXT: Final = 2048
 
 

@@ -56,6 +56,10 @@ def test_flags_choose_peers_work_and_how_much_of_it() -> None:
         ({"rounds": "x"}, "--rounds"),
         ({"flags": ["vllm-mlx"]}, "is not NAME='FLAGS'"),
         ({"flags": ["nobody=--a"]}, "'nobody' is none of"),
+        ({"flags": ["ingot='a"]}, "--flags: .*quotation"),
+        ({"quick": True, "long": True}, "--quick and --long"),
+        ({"gguf": Path("nowhere.gguf")}, "--gguf: there is no file nowhere.gguf"),
+        ({"report": Path(__file__) / "report"}, "--report: "),
     ],
 )
 def test_wrong_flags_are_refused(flags: dict[str, Any], problem: str) -> None:

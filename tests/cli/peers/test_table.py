@@ -38,9 +38,16 @@ def test_a_peer_can_be_installed_or_says_where_to_get_it(peer: Peer) -> None:
     assert peer.ready.startswith("/") and peer.health.startswith("/") and peer.weights
 
 
-def test_a_command_is_shown_without_folders_that_are_gone_tomorrow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer", [INGOT, *PEERS], ids=lambda peer: peer.name)
+def test_a_command_is_shown_without_folders_and_ports_that_are_others_tomorrow(peer: Peer, tmp_path: Path) -> None:
+    server = placed(peer, tmp_path, "--more")
+    shown = server.shown
+    assert str(tmp_path) not in shown and str(server.client.port) not in shown
+    assert "PORT" in shown and shown.endswith(" --more")
+
+
+def test_our_own_command_is_shown_as_people_type_it(tmp_path: Path) -> None:
     shown = placed(INGOT, tmp_path).shown
-    assert str(tmp_path) not in shown
     assert shown.startswith("ingot serve m ") and "--cache-dir CACHE" in shown
 
 
