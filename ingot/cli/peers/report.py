@@ -76,7 +76,7 @@ class Report:
         for name, why in self.absent:
             yield f"| {name} | | {why} |"
         yield from ("", f"{wins(self.matches)[:1].upper()}{wins(self.matches)[1:]}.", "")
-        yield from (f"![ratios]({path.name})\n" for path in plotted if path.suffix == ".png")
+        yield from (f"![{path.stem}]({path.name})\n" for path in plotted if path.suffix == ".png")
         for match in self.matches:
             yield from markdown_table(match)
         if self.notes:

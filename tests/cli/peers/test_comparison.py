@@ -50,6 +50,11 @@ def figure(name: str, ours: list[float], theirs: list[float], work: str = "strea
     return Figure(work, name, (dict(enumerate(ours)), dict(enumerate(theirs))))
 
 
+def test_servers_take_as_much_at_once_as_a_prompt_beside_streams_needs() -> None:
+    assert Load(TRAITS, streams=(1,)).most_streams == works.BESIDE_STREAMS + 1
+    assert Load(TRAITS, streams=(1, 8)).most_streams == 8
+
+
 def test_servers_take_turns_step_by_step_and_who_goes_first_changes() -> None:
     order: list[tuple[str, int]] = []
 
