@@ -133,7 +133,7 @@ def _processor() -> str:
 def value_text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    if unit == "%":
+    if unit in ("%", "part"):
         return f"{value:.0%}"
     if unit == "s":
         return f"{value * 1e3:.0f} ms" if value < 9.95 else f"{value:.1f} s"

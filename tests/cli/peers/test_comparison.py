@@ -121,6 +121,9 @@ def test_a_server_that_died_is_told_as_dead_and_started_again_for_the_next_work(
         ("next turn", [1.0, 3.0], [2.0, 9.0], 2.5, "ahead"),
         ("next turn", [2.0, 2.0], [1.0, 1.5], 0.625, "behind"),
         ("next turn", [2.0], [1.0], 0.5, ""),
+        ("speed it keeps", [0.75], [0.5], 1.5, ""),
+        ("speed it keeps", [0.75, 0.4], [0.5, 0.8], 1.0, "even"),
+        ("speed it keeps", [0.75, 1.0], [0.5, 0.5], 1.75, "ahead"),
         ("at rest", [100.0], [50.0], 0.5, "behind"),
         ("at rest", [100.0], [102.0], 1.02, "even"),
         ("reused", [1.0, 0.9], [0.5, 0.5], None, "ahead"),
@@ -190,8 +193,8 @@ def test_a_report_is_a_page_json_and_plots(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_values_are_told_in_their_units() -> None:
-    told = [value_text(value, unit) for value, unit in ((0.5, "%"), (0.12, "s"), (12.0, "s"), (3.0, "MB"), (None, "s"))]
-    assert told == ["50%", "120 ms", "12.0 s", "3 MB", "-"]
+    values = ((0.5, "%"), (0.5, "part"), (0.12, "s"), (12.0, "s"), (3.0, "MB"), (None, "s"))
+    assert [value_text(*each) for each in values] == ["50%", "50%", "120 ms", "12.0 s", "3 MB", "-"]
 
 
 def test_a_session_fits_the_context() -> None:
