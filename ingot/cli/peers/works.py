@@ -45,6 +45,8 @@ CALLED_TOOLS: Final = 6
 TOKENS_OF_A_TOOL: Final = 300
 """At most, and its share of the answer, by the foundry's tokenizer, whose tokens are short."""
 BESIDE_STREAMS: Final = 2
+FEW_TOKENS: Final = 8
+"""Of an answer of which only the first token counts, which may have no text."""
 STREAM_WORDS: Final = 8
 STREAM_TOKENS: Final = 4
 """That come of a stream before a prompt is sent beside it."""
@@ -105,8 +107,8 @@ def target(server: Server, load: Load) -> LoadTarget:
     return LoadTarget(server.client, server.model, is_ingot="ignore_eos" in server.peer.body, words=load.words)
 
 
-def chat(server: Server, text: str, output: int) -> Heard:
-    return listen(server.client, chat_body(server, output, ("user", text)))
+def chat(server: Server, text: str) -> Heard:
+    return listen(server.client, chat_body(server, FEW_TOKENS, ("user", text)))
 
 
 def chat_body(server: Server, output: int, *said: tuple[str, str]) -> dict[str, Any]:
@@ -237,12 +239,12 @@ def beside(server: Server, load: Load) -> Iterator[Figures]:
     """A long prompt by itself, and beside streams while the server is probed."""
     tokens = load.within(load.long_prompt, 256)
     for round_ in range(load.rounds):
-        alone = chat(server, load.text(f"alone {round_}", tokens), 1).ttft
+        alone = chat(server, load.text(f"alone {round_}", tokens)).ttft
         with ExitStack() as stack:
             flowing = [stack.enter_context(Stream(server, load, f"{round_} {each}")) for each in range(BESIDE_STREAMS)]
             probes = stack.enter_context(HealthProbes(server))
             since = time.perf_counter()
-            together = chat(server, load.text(f"beside {round_}", tokens), 1).ttft
+            together = chat(server, load.text(f"beside {round_}", tokens)).ttft
             until = time.perf_counter()
             waits = [wait for stream in flowing for wait in stream.waits(since, until)]
         yield {
@@ -275,7 +277,7 @@ def _interrupted(server: Server, load: Load, name: str, end: Callable[[], None])
         rules = load.text(f"conversation {round_} of {name}", load.within(load.opening, 768))
 
         def ask(question: str, rules: str = rules) -> Heard:
-            return listen(server.client, chat_body(server, 8, ("system", rules), ("user", question)))
+            return listen(server.client, chat_body(server, FEW_TOKENS, ("system", rules), ("user", question)))
 
         first = ask("What comes first?")
         again = ask("What comes next?")
@@ -367,7 +369,7 @@ def draft(server: Server, load: Load) -> Iterator[Figures]:
 
 def memory(server: Server, load: Load) -> Iterator[Figures]:
     """Resident memory of the server's processes, once it has answered, and at its most under streams."""
-    chat(server, load.text("at rest", 64), 8)
+    chat(server, load.text("at rest", 64))
     rest = tree_bytes(server.pid)
     count = min(8, load.most_streams)
     with MemoryWatch(server.pid) as watch:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +55,24 @@ def figure(name: str, ours: list[float], theirs: list[float], work: str = "strea
 def test_servers_take_as_much_at_once_as_a_prompt_beside_streams_needs() -> None:
     assert Load(TRAITS, streams=(1,)).most_streams == works.BESIDE_STREAMS + 1
     assert Load(TRAITS, streams=(1, 8)).most_streams == 8
+
+
+def test_whoever_times_a_first_token_asks_for_more_than_one_as_one_may_have_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def listen(client: Any, body: dict[str, Any]) -> Heard:
+        asked.append(body["max_tokens"])
+        return Heard("word", (), 1.0, 2.0, {})
+
+    flowing = SimpleNamespace(waits=lambda since, until: [0.1], seconds=[0.1])
+    for name in ("Stream", "HealthProbes"):
+        monkeypatch.setattr(works, name, lambda *_: nullcontext(flowing))
+    monkeypatch.setattr(works, "listen", listen)
+    server: Any = SimpleNamespace(client=None, peer=find_peer("ingot"), ask=lambda body: body)
+    assert list(works.beside(server, Load(TRAITS, rounds=1)))
+    assert len(asked) == 2 and min(asked) > 1
 
 
 def test_servers_take_turns_step_by_step_and_who_goes_first_changes() -> None:
