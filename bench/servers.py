@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from ingot.cli.client import ServerClient, ServerError
 from ingot.cli.peers.processes import (
-    Running,
     end_process,
     free_port,
     ready_url,
@@ -21,6 +21,16 @@ from ingot.cli.peers.processes import (
 )
 
 ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers. `model` is what its requests call the model."""
+
+    name: str
+    client: ServerClient
+    model: str
+    pid: int
 
 
 @contextmanager

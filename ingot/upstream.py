@@ -175,7 +175,7 @@ def load_model(
     blocks = _fp8_blocks(folder, config)
     packing = _packing_by_others(folder, config)
     is_gptq = packing.get("quant_method") == "gptq" and config.get("quantization") is None
-    if blocks is None and not is_gptq and _is_packed_by_others(folder, config):
+    if blocks is None and not is_gptq and is_packed_by_others(folder, config):
         loaded: tuple[Any, dict[str, Any]] = import_upstream(f"{PACKAGE}.utils").load_model(
             folder, lazy=True, model_config=model_config, get_model_classes=get_model_classes
         )
@@ -205,7 +205,7 @@ def load_model(
     return model, config
 
 
-def _is_packed_by_others(folder: Path, config: Mapping[str, Any]) -> bool:
+def is_packed_by_others(folder: Path, config: Mapping[str, Any]) -> bool:
     """Whether weights are in a format that mlx-lm converts, or activations are quantised, too."""
     inside = (config.get("text_config") or {}).get("quantization_config")
     quantization = config.get("quantization_config") or inside or (folder / "hf_quant_config.json").exists()

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -49,14 +49,17 @@ from ingot.version import __version__
 T = TypeVar("T")
 
 BENCH_SUBJECTS = {
-    "serve": "measure a server, running or started here, under several loads",
-    "speculate": "measure what speculation gains, on several kinds of work",
-    "peers": "compare ingot with other servers on this machine, with the work of an agent",
-}
-
-SUBJECT_MODULES = {
-    "speculate": ("ingot.cli.bench_speculation", "run_bench_speculate"),
-    "peers": ("ingot.cli.peers.command", "run_bench_peers"),
+    "serve": (__name__, "run_bench_serve", "measure a server, running or started here, under several loads"),
+    "speculate": (
+        "ingot.cli.bench_speculation",
+        "run_bench_speculate",
+        "measure what speculation gains, on several kinds of work",
+    ),
+    "peers": (
+        "ingot.cli.peers.command",
+        "run_bench_peers",
+        "compare ingot with other servers on this machine, with the work of an agent",
+    ),
 }
 
 
@@ -64,19 +67,19 @@ def run_bench(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_bench_usage())
         return 0
-    if arguments[0] not in BENCH_SUBJECTS and (near := nearest_name(arguments[0], BENCH_SUBJECTS)) is not None:
-        raise ConfigError(f"unknown subject {arguments[0]}; did you mean {near}?")
     if arguments[0] not in BENCH_SUBJECTS:
+        if (near := nearest_name(arguments[0], BENCH_SUBJECTS)) is not None:
+            raise ConfigError(f"unknown subject {arguments[0]}; did you mean {near}?")
         return run_bench_serve(arguments)  # of a MODEL, as other servers have it
-    if arguments[0] == "serve":
-        return run_bench_serve(arguments[1:])
-    module, run = SUBJECT_MODULES[arguments[0]]
+    module, run, _ = BENCH_SUBJECTS[arguments[0]]
     code: int = getattr(importlib.import_module(module), run)(arguments[1:])
     return code
 
 
 def _bench_usage() -> str:
-    rows = "\n".join(f"  {name:<10} {about} (ingot bench {name} --help)" for name, about in BENCH_SUBJECTS.items())
+    rows = "\n".join(
+        f"  {name:<10} {about} (ingot bench {name} --help)" for name, (*_, about) in BENCH_SUBJECTS.items()
+    )
     return f"usage: ingot bench SUBJECT [FLAGS]\n\n{rows}\n\n`ingot bench MODEL` is `ingot bench serve MODEL`."
 
 
@@ -230,9 +233,8 @@ def prepare_target(client: ServerClient, plan: LoadPlan) -> LoadTarget:
     ingot = is_ingot_server(client)
     model = plan.model or ("default" if ingot else _first_model(client))
     target = LoadTarget(client, model, ingot, words=1)
-    return LoadTarget(
-        client, model, ingot, calibrate_words(plan.prompt_tokens, lambda words: _probe_tokens(target, plan, words))
-    )
+    words = calibrate_words(plan.prompt_tokens, lambda words: _probe_tokens(target, plan, words))
+    return replace(target, words=words)
 
 
 def calibrate_words(wanted: int, count: Callable[[int], int]) -> int:

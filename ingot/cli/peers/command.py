@@ -6,6 +6,7 @@ stopped. This process only measures: it does without MLX.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shlex
@@ -25,6 +26,7 @@ from ingot.cli.flags import (
     CommandParser,
     add_settings,
     number_flag,
+    parse_whole_number,
     settings_from_arguments,
 )
 from ingot.cli.peers import table
@@ -37,6 +39,7 @@ from ingot.cli.peers.table import OURS, PEER_NAMES, Peer, find_peer
 from ingot.cli.peers.works import WORK_NAMES, WORKS, Load, Work
 from ingot.config import DEFAULT_MODEL
 from ingot.errors import ConfigError, IngotError
+from ingot.extras import extras_command, missing_packages
 from ingot.models.files.progress import TerminalProgress
 
 ABOUT: Final = (
@@ -58,7 +61,6 @@ PROBE_CHARACTERS: Final = (500, 1500)
 @dataclass(frozen=True)
 class Chosen:
     peers: tuple[str, ...]
-    named: bool  # by the user, so that an absent one is worth a word
     works: tuple[Work, ...]
     flags: Mapping[str, tuple[str, ...]]
     timeout: float
@@ -109,10 +111,11 @@ def _publish(report: Report, folder: Path | None) -> None:
     if folder is not None:
         written = report.write(folder)
         print(f"the report is in {folder}: {', '.join(path.name for path in written)}")
+        if missing_packages("bench"):
+            print(f"plots need `{extras_command('bench')}`")
 
 
 def _parser() -> CommandParser:
-    load = Load
     parser = CommandParser("bench peers", ABOUT)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help=f"a model that ingot serves (default: {DEFAULT_MODEL})"
@@ -128,8 +131,8 @@ def _parser() -> CommandParser:
     parser.flag("--work", metavar="NAME,...", help=f"only these (default: all). {kinds}")
     parser.flag("--quick", action="store_true", help="less of everything, to see that it works")
     parser.flag("--long", action="store_true", help=f"the agent's session ends at {LONG_TOKENS} tokens")
-    parser.flag("--rounds", metavar="N", help=f"of all work but sessions and memory (default: {load.rounds})")
-    parser.flag("--streams", metavar="N,N", help=f"at once (default: {','.join(map(str, load.streams))})")
+    parser.flag("--rounds", metavar="N", help=f"of all work but sessions and memory (default: {Load.rounds})")
+    parser.flag("--streams", metavar="N,N", help=f"at once (default: {','.join(map(str, Load.streams))})")
     parser.flag(
         "--flags",
         metavar="NAME='--a 1'",
@@ -143,12 +146,19 @@ def _parser() -> CommandParser:
 
 
 def read_choice(flags: Mapping[str, Any]) -> Chosen:
-    """What the flags ask for. Raises ConfigError."""
-    works = _listed("--work", flags.get("work"), WORK_NAMES)
-    most = Load.rounds
-    rounds = number_flag(flags, "rounds", 1 if "quick" in flags else most, low=1)
+    """What the flags ask for. Raises ConfigError, also for what would fail only once all is measured."""
+    if "quick" in flags and "long" in flags:
+        raise ConfigError("--quick and --long exclude each other: give one of them")
+    if (gguf := flags.get("gguf")) is not None and not gguf.is_file():
+        raise ConfigError(f"--gguf: there is no file {gguf}")
+    if (report := flags.get("report")) is not None:
+        _check_writable(report.absolute())
+    works = _listed("--work", flags["work"], WORK_NAMES) if "work" in flags else WORK_NAMES
+    rounds = number_flag(flags, "rounds", 1 if "quick" in flags else Load.rounds, low=1)
     streams = flags.get("streams")
-    levels = Load.streams if streams is None else tuple(_numbers("--streams", streams))
+    levels = Load.streams
+    if streams is not None:
+        levels = tuple(parse_whole_number("--streams", part, 1, 4096) for part in streams.split(","))
 
     def load_of(forms: Forms) -> Load:
         load = Load(forms.traits, rounds=rounds, streams=levels)
@@ -161,8 +171,7 @@ def read_choice(flags: Mapping[str, Any]) -> Chosen:
         return load
 
     return Chosen(
-        _listed("--peers", flags.get("peers"), (*PEER_NAMES, OURS)) if "peers" in flags else PEER_NAMES,
-        "peers" in flags,
+        _listed("--peers", flags["peers"], (*PEER_NAMES, OURS)) if "peers" in flags else PEER_NAMES,
         tuple(work for work in WORKS if work.name in works),
         _more_flags(flags.get("flags") or []),
         float(number_flag(flags, "timeout", 600, low=1)),
@@ -170,20 +179,18 @@ def read_choice(flags: Mapping[str, Any]) -> Chosen:
     )
 
 
-def _listed(flag: str, text: str | None, known: Sequence[str]) -> tuple[str, ...]:
-    if text is None:
-        return tuple(known)
-    names = tuple(text.split(","))
+def _listed(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
     for name in names:
         if name not in known:
             raise ConfigError(f"{flag}: {name!r} is none of {', '.join(known)}")
     return names
 
 
-def _numbers(flag: str, text: str) -> list[int]:
-    return [
-        number_flag({flag.removeprefix("--"): part}, flag.removeprefix("--"), 0, 1, 4096) for part in text.split(",")
-    ]
+def _check_writable(folder: Path) -> None:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"--report: {there} is no folder that can be written to")
 
 
 def _more_flags(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -193,7 +200,10 @@ def _more_flags(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         if not equals:
             raise ConfigError(f"--flags: {text!r} is not NAME='FLAGS'")
         _listed("--flags", name, (OURS, *PEER_NAMES))
-        found[name] = (*found.get(name, ()), *shlex.split(more))
+        try:
+            found[name] = (*found.get(name, ()), *shlex.split(more))
+        except ValueError as error:
+            raise ConfigError(f"--flags: {text!r}: {error}") from None
     return found
 
 
@@ -220,7 +230,7 @@ def _find(
         else:
             present.append((peer, program))
     if not present:
-        raise ConfigError("none of these servers is here" + ("" if install else "; `--install` installs some of them"))
+        raise ConfigError("none of these servers is here")
     return present, absent
 
 

@@ -19,8 +19,14 @@ OURS, THEIRS = 0, 1
 SIDES: Final = (OURS, THEIRS)
 ODD_ANSWERS: Final = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 """What comes of an answer that is not what its protocol says."""
-UNITS: Final = {"tokens/s": "tokens/s", "at rest": "MB", "at its peak": "MB", "tokens of an answer": "tokens"}
-SHARES: Final = ("reused", "right", "cached", "valid", "answered", "refused", "failed", "speed it keeps")
+UNITS: Final = {
+    "tokens/s": "tokens/s",
+    "at rest": "MB",
+    "at its peak": "MB",
+    "tokens of an answer": "tokens",
+    "speed it keeps": "part",  # of two times, which vary as times do
+}
+SHARES: Final = ("reused", "right", "cached", "valid", "answered", "refused", "failed")
 MEMORY_NOISE: Final = 0.05
 """Of a process that does the same again."""
 WORSE_IF_MORE: Final = ("failed", "refused")
@@ -44,7 +50,7 @@ class Figure:
     @property
     def more_is_better(self) -> bool:
         last = self.name.rpartition(": ")[2]
-        return self.unit in ("%", "tokens/s", "tokens") and not last.startswith(WORSE_IF_MORE)
+        return self.unit in ("%", "part", "tokens/s", "tokens") and not last.startswith(WORSE_IF_MORE)
 
     def middle(self, side: int) -> float | None:
         """The median, or the mean of shares."""

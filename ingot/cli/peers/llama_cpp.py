@@ -70,20 +70,8 @@ def _home(folder: Path | None) -> Path:
 
 
 def _sources(home: Path) -> Path:
-    _run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            PACKAGE.partition("==")[0],
-            "--dest",
-            home,
-            PACKAGE,
-        ]
-    )
+    name = PACKAGE.partition("==")[0]
+    _run([sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name, "--dest", home, PACKAGE])
     with tarfile.open(next(home.glob("*.tar.gz"))) as archive:
         archive.extractall(home, filter="data")
     return next(home.glob("*/vendor/llama.cpp"))

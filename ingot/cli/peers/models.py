@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from ingot.cli.peers.llama_cpp import KEPT
 from ingot.cli.peers.table import Peer
 from ingot.config import Settings
 from ingot.errors import ConfigError, IngotError
@@ -27,7 +28,6 @@ from ingot.models.files.progress import Progress, TerminalProgress
 COPIED: Final = ("config.json", "generation_config.json", "tokenizer_config.json")
 """Files of a folder that its twin has otherwise."""
 PACKINGS: Final = ("quantization", "quantization_config")
-KEPT: Final = Path("~/.cache/ingot/bench")
 LEAST_CONTEXT: Final = 2048
 
 
@@ -153,23 +153,49 @@ def write_twin(source: Path, folder: Path, *, ends: bool) -> Path:
 
 
 def write_dense(source: Path, folder: Path) -> None:
-    """A copy with float32 weights, which ingot unpacks by itself on a CPU."""
+    """A copy with float32 weights, which ingot unpacks by itself on a CPU. It has all that the files have, such as a
+    vision tower, which mlx-lm leaves out; where other tools than MLX packed them, what mlx-lm reads of them."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
     from ingot.models.precision import dequantize_layers
-    from ingot.upstream import load_model
+    from ingot.upstream import is_packed_by_others, load_model
 
     folder.mkdir(parents=True)
-    model, config = load_model(source)
-    dequantize_layers(model)
-    model.set_dtype(mx.float32)
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
-    for file in source.iterdir():
-        if file.suffix != ".safetensors" and file.name not in ("config.json", "model.safetensors.index.json"):
-            (folder / file.name).symlink_to(file.resolve())
-    dense = {name: value for name, value in config.items() if name not in PACKINGS}
-    (folder / "config.json").write_text(json.dumps(dense, indent=1), encoding="utf-8")
+    config, about = _read(source / "config.json"), {"format": "mlx"}
+    weights: dict[str, mx.array] = {}
+    if is_packed_by_others(source, config):
+        model, config = load_model(source)
+        dequantize_layers(model)
+        weights = dict(tree_flatten(model.parameters()))
+    else:
+        for file in sorted(source.glob("model*.safetensors")):
+            stored: Any = mx.load(str(file), return_metadata=True)
+            weights, about = weights | stored[0], stored[1]
+        weights = dict(_unpacked(weights, config.get("quantization") or {}))
+    dense = {name: x.astype(mx.float32) if mx.issubdtype(x.dtype, mx.floating) else x for name, x in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), dense, about)
+    for other in source.iterdir():
+        if other.suffix != ".safetensors" and other.name not in ("config.json", "model.safetensors.index.json"):
+            (folder / other.name).symlink_to(other.resolve())
+    plain = {name: value for name, value in config.items() if name not in PACKINGS}
+    (folder / "config.json").write_text(json.dumps(plain, indent=1), encoding="utf-8")
+
+
+def _unpacked(weights: Mapping[str, Any], packing: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Tensors as they were before MLX packed them: in one form, or some layers in one of their own."""
+    import mlx.core as mx
+
+    packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
+    for name, tensor in weights.items():
+        path, _, kind = name.rpartition(".")
+        if path not in packed or kind not in ("weight", "scales", "biases"):
+            yield name, tensor
+        elif kind == "weight":
+            form = {**packing, **packing[path]} if isinstance(packing.get(path), dict) else packing
+            scales, biases = weights[f"{path}.scales"], weights.get(f"{path}.biases")
+            how = {key: form[key] for key in ("group_size", "bits", "mode") if key in form}
+            yield name, mx.dequantize(tensor, scales, biases, **how)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -37,16 +37,6 @@ KEPT_VARIABLES: Final = ("INGOT_THREADS", "INGOT_ISA", "INGOT_KERNELS")
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A server that answers. `model` is what its requests call the model."""
-
-    name: str
-    client: ServerClient
-    model: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
     """On what a server is started: the model in its form, how much at once, and folders of its own."""
 
@@ -95,19 +85,15 @@ class Server:
 
     @property
     def shown(self) -> str:
-        """The command for people, without folders that are gone tomorrow."""
-        words = [f"{name}={value}" for name, value in self.environment.items() if name not in fast_blas(self.peer)]
-        words += ["(with ingot's BLAS)"] if fast_blas(self.peer) else []
-        is_ours = self.peer.name == OURS  # `python -m ingot`
-        parts = [OURS, *self.command[3:]] if is_ours else [self.program.name, *self.command[1:]]
-        here = (
-            (str(self.placement.scratch / "cache"), "CACHE"),
-            (str(self.placement.weights), self.placement.weights.name),
-            (str(self.placement.weights.parent), "FOLDER"),
-        )
-        for path, name in here:
-            parts = [part.replace(path, name) for part in parts]
-        return " ".join([*words, *parts]).replace(f"{self.program.name} -m ingot.cli.main", "ingot")
+        """The command for people, without folders and ports that are others tomorrow."""
+        here = {"program": self.program.name, "model": self.placement.weights.name}
+        words = self._words | here | {"models": "FOLDER", "port": "PORT", "cache": "CACHE"}
+        command = [fill(word, words) for word in self.peer.command]
+        if self.peer.name == OURS:  # `python -m ingot`
+            command[:3] = [OURS]
+        before = [f"{name}={fill(text, words)}" for name, text in self.peer.environment.items()]
+        before += ["(with ingot's BLAS)"] if fast_blas(self.peer) else []
+        return " ".join([*before, *command, *self.placement.flags])
 
     def __enter__(self) -> Self:
         self.start()

@@ -22,15 +22,20 @@ NAME_WIDTH, CELL_WIDTH = 34, 13
 PLOTTED: Final = 16
 """Figures of a plot: no more fit."""
 TURNS: Final = ("agent", "next turn")
+ABOUT_RATIOS: Final = (
+    "Servers took turns step by step. A ratio says how many times better ingot is: above 1 it is ahead. It is the "
+    "median over the steps, and in brackets are the least and the greatest of one step; where they lie on both sides "
+    "of 1, the two are even. A time or rate that was measured once gives no verdict."
+)
 VERDICTS: Final = {"ahead": "#2a7f4f", "behind": "#b5472f", "even": "#777777"}
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server that took part, or why one did not: then it has no version."""
+    """A server that took part."""
 
     name: str
-    version: str | None
+    version: str
     command: str
 
 
@@ -58,7 +63,8 @@ class Report:
         yield from (f"# ingot and other servers, {self.model}", "")
         variables = [f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if name in os.environ]
         yield from (f"    {' '.join([*variables, 'ingot', 'bench', 'peers', *self.arguments])}", "")
-        yield f"{describe_machine()}, with a load of {self.load_before:.1f} before the run. {self._about_rounds()}"
+        machine = f"{platform.system()}, {_processor()}, {os.cpu_count()} cores"
+        yield f"{machine}, with a load of {self.load_before:.1f} before the run. {ABOUT_RATIOS}"
         if self.load_before > (os.cpu_count() or 1) / 2:
             yield from (
                 "",
@@ -70,18 +76,11 @@ class Report:
         for name, why in self.absent:
             yield f"| {name} | | {why} |"
         yield from ("", f"{wins(self.matches)[:1].upper()}{wins(self.matches)[1:]}.", "")
-        yield from (f"![ratios]({path.name})\n" for path in plotted if path.suffix == ".png")
+        yield from (f"![{path.stem}]({path.name})\n" for path in plotted if path.suffix == ".png")
         for match in self.matches:
             yield from markdown_table(match)
         if self.notes:
             yield from ("## Notes", "", *(f"- {note}" for note in self.notes))
-
-    def _about_rounds(self) -> str:
-        return (
-            "Servers took turns step by step. A ratio says how many times better ingot is: above 1 it is ahead. It is "
-            "the median over the steps, and in brackets are the least and the greatest of one step; where they lie on "
-            "both sides of 1, the two are even. A time or rate that was measured once gives no verdict."
-        )
 
     def as_json(self) -> dict[str, Any]:
         """Times are in seconds, memory in MB, shares from 0 to 1; steps are numbered."""
@@ -131,15 +130,10 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def describe_machine() -> str:
-    found = surroundings()
-    return f"{found['system']}, {found['processor']}, {found['cores']} cores"
-
-
 def value_text(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    if unit == "%":
+    if unit in ("%", "part"):
         return f"{value:.0%}"
     if unit == "s":
         return f"{value * 1e3:.0f} ms" if value < 9.95 else f"{value:.1f} s"

@@ -32,6 +32,9 @@ OURS: Final = "ingot"
 Weights = Literal["folder", "gguf"]
 PROBE_S: Final = 60.0
 """For a program that is asked for its version."""
+FRAGILE: Final = "torchvision"
+"""A package that transformers imports wherever it is found, and that does not import beside another build of torch than
+its own. Peers do without it, but for some models' images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +237,9 @@ def install(peer: Peer, progress: Progress) -> None:
         if done.returncode:
             said = (done.stderr or done.stdout).strip().splitlines()[-3:]
             raise IngotError(f"{peer.name} could not be installed: {' '.join(said)[:600]}")
+    programs = folder / "bin"
+    if subprocess.run([programs / "python", "-c", f"import {FRAGILE}"], capture_output=True, check=False).returncode:
+        subprocess.run([programs / "pip", "uninstall", "--quiet", "--yes", FRAGILE], capture_output=True, check=False)
 
 
 def version_of(peer: Peer, program: Path) -> str:
@@ -257,7 +263,14 @@ def read_version(said: str) -> str:
 
 
 def _distribution_version(programs: Path, name: str) -> str:
-    script = f"import importlib.metadata as m; print(m.version({name!r}))"
+    """With what it lacks of what it asks for, if `install` removed that."""
+    script = f"""
+from importlib import metadata, util
+lacks = util.find_spec({FRAGILE!r}) is None and any(
+    needed.startswith({FRAGILE!r}) for needed in metadata.requires({name!r}) or ()
+)
+print(metadata.version({name!r}) + " (without {FRAGILE})" * lacks)
+"""
     python = next((each for each in (programs / "python", programs / "python3") if each.exists()), None)
     if python is None:
         return "unknown"

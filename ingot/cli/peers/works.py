@@ -15,7 +15,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Self
@@ -25,6 +27,7 @@ from ingot.cli.bench import (
     LoadLevel,
     LoadPlan,
     LoadTarget,
+    RequestSample,
     measure_request,
     request_body,
     run_concurrently,
@@ -42,6 +45,8 @@ CALLED_TOOLS: Final = 6
 TOKENS_OF_A_TOOL: Final = 300
 """At most, and its share of the answer, by the foundry's tokenizer, whose tokens are short."""
 BESIDE_STREAMS: Final = 2
+FEW_TOKENS: Final = 8
+"""Of an answer of which only the first token counts, which may have no text."""
 STREAM_WORDS: Final = 8
 STREAM_TOKENS: Final = 4
 """That come of a stream before a prompt is sent beside it."""
@@ -73,7 +78,8 @@ class Load:
 
     @property
     def most_streams(self) -> int:
-        return max(self.streams)
+        """What servers are to take at once: also a prompt beside streams, which would wait for their ends otherwise."""
+        return max(*self.streams, BESIDE_STREAMS + 1)
 
     def within(self, tokens: int, spare: int = 512) -> int:
         """So many, or what the context has room for."""
@@ -101,9 +107,20 @@ def target(server: Server, load: Load) -> LoadTarget:
     return LoadTarget(server.client, server.model, is_ingot="ignore_eos" in server.peer.body, words=load.words)
 
 
-def chat(server: Server, text: str, output: int, **more: Any) -> Heard:
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": output, **server.peer.body, **more}
-    return listen(server.client, server.ask(body))
+def chat(server: Server, text: str) -> Heard:
+    return listen(server.client, chat_body(server, FEW_TOKENS, ("user", text)))
+
+
+def chat_body(server: Server, output: int, *said: tuple[str, str]) -> dict[str, Any]:
+    """Of a request with these messages, whose answer is as long as it may be."""
+    messages = [{"role": role, "content": text} for role, text in said]
+    return server.ask({"messages": messages, "max_tokens": output, **server.peer.body})
+
+
+def run_clients(server: Server, load: Load, plan: LoadPlan, requests: int, clients: int) -> list[RequestSample]:
+    """So many requests, each with its own prompt, by so many clients at once."""
+    bodies = [request_body(target(server, load), plan, f"client {number}") for number in range(requests)]
+    return run_concurrently(partial(measure_request, server.client, ENDPOINT_PATHS[plan.endpoint]), bodies, clients)
 
 
 def agent(server: Server, load: Load) -> Iterator[Figures]:
@@ -222,16 +239,14 @@ def beside(server: Server, load: Load) -> Iterator[Figures]:
     """A long prompt by itself, and beside streams while the server is probed."""
     tokens = load.within(load.long_prompt, 256)
     for round_ in range(load.rounds):
-        alone = chat(server, load.text(f"alone {round_}", tokens), 1).ttft
-        with (
-            Stream(server, load, f"stream {round_} a") as one,
-            Stream(server, load, f"stream {round_} b") as other,
-            HealthProbes(server) as probes,
-        ):
+        alone = chat(server, load.text(f"alone {round_}", tokens)).ttft
+        with ExitStack() as stack:
+            flowing = [stack.enter_context(Stream(server, load, f"{round_} {each}")) for each in range(BESIDE_STREAMS)]
+            probes = stack.enter_context(HealthProbes(server))
             since = time.perf_counter()
-            together = chat(server, load.text(f"beside {round_}", tokens), 1).ttft
+            together = chat(server, load.text(f"beside {round_}", tokens)).ttft
             until = time.perf_counter()
-            waits = one.waits(since, until) + other.waits(since, until)
+            waits = [wait for stream in flowing for wait in stream.waits(since, until)]
         yield {
             "prompt alone": alone,
             "prompt beside streams": together,
@@ -262,8 +277,7 @@ def _interrupted(server: Server, load: Load, name: str, end: Callable[[], None])
         rules = load.text(f"conversation {round_} of {name}", load.within(load.opening, 768))
 
         def ask(question: str, rules: str = rules) -> Heard:
-            said = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
-            return listen(server.client, server.ask({"messages": said, "max_tokens": 8, **server.peer.body}))
+            return listen(server.client, chat_body(server, FEW_TOKENS, ("system", rules), ("user", question)))
 
         first = ask("What comes first?")
         again = ask("What comes next?")
@@ -336,19 +350,13 @@ def draft(server: Server, load: Load) -> Iterator[Figures]:
         raise NotSupported("the model has no draft head (MTP)")
     for round_ in range(load.rounds):
         rules = load.text(f"drafts {round_}", load.within(2048, 1024))
-
-        def ask(question: str, rules: str = rules) -> Heard:
-            said = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
-            body = {"messages": said, "max_tokens": load.output_tokens, **server.peer.body}
-            return listen(server.client, server.ask(body))
-
-        ask("Are you there?")
-        began = time.perf_counter()
-        heard = run_concurrently(
-            lambda body, ask=ask: ask(body["question"]),  # type: ignore[misc]
-            [{"question": f"What is it that {word} did? Repeat the rules."} for word in _NAMES],
-            len(_NAMES),
+        questions = ("Are you there?", *(f"What is it that {name} did? Repeat the rules." for name in _NAMES))
+        first, *others = (
+            chat_body(server, load.output_tokens, ("system", rules), ("user", question)) for question in questions
         )
+        listen(server.client, first)
+        began = time.perf_counter()
+        heard = run_concurrently(partial(listen, server.client), others, len(others))
         seconds = time.perf_counter() - began
         cached = [each.cached_tokens for each in heard]
         known = [each for each in cached if each is not None]
@@ -361,16 +369,12 @@ def draft(server: Server, load: Load) -> Iterator[Figures]:
 
 def memory(server: Server, load: Load) -> Iterator[Figures]:
     """Resident memory of the server's processes, once it has answered, and at its most under streams."""
-    chat(server, load.text("at rest", 64), 8)
+    chat(server, load.text("at rest", 64))
     rest = tree_bytes(server.pid)
     count = min(8, load.most_streams)
     with MemoryWatch(server.pid) as watch:
-        plan = replace(load.plan(server.model, 1000), requests=2 * count, prompt_tokens=load.within(1024))
-        bodies = [
-            request_body(replace(target(server, load), words=4 * load.words), plan, f"memory {number}")
-            for number in range(2 * count)
-        ]
-        run_concurrently(lambda body: measure_request(server.client, "chat/completions", body), bodies, count)
+        longer = replace(load, words=4 * load.words)
+        run_clients(server, longer, load.plan(server.model, 1000), requests=2 * count, clients=count)
     yield {"at rest": rest / 1e6, "at its peak": watch.peak / 1e6}
 
 
@@ -379,11 +383,8 @@ def overload(server: Server, load: Load) -> Iterator[Figures]:
     count = 4 * load.most_streams
     for round_ in range(load.rounds):
         plan = load.plan(server.model, 2000 + round_, output=min(16, load.output_tokens))
-        bodies = [request_body(target(server, load), plan, f"client {number}") for number in range(count)]
         began = time.perf_counter()
-        samples = run_concurrently(
-            lambda body: measure_request(server.client, "chat/completions", body), bodies, concurrency=count
-        )
+        samples = run_clients(server, load, plan, requests=count, clients=count)
         seconds = time.perf_counter() - began
         errors = [sample.problem for sample in samples if sample.problem is not None]
         refused = sum(any(word in error for word in REFUSED) for error in errors)

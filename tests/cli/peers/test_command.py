@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from foundry.package import MODELS
@@ -15,7 +16,7 @@ from ingot.cli.bench import run_bench
 from ingot.cli.peers import command, table
 from ingot.cli.peers.command import read_choice, short_reason
 from ingot.cli.peers.comparison import Match
-from ingot.cli.peers.models import Forms, Traits, read_traits, write_twin
+from ingot.cli.peers.models import Forms, Traits, read_traits, write_dense, write_twin
 from ingot.cli.peers.report import Report
 from ingot.cli.peers.table import INGOT, PEER_NAMES, find_peer
 from ingot.cli.peers.works import WORK_NAMES, Load
@@ -56,6 +57,10 @@ def test_flags_choose_peers_work_and_how_much_of_it() -> None:
         ({"rounds": "x"}, "--rounds"),
         ({"flags": ["vllm-mlx"]}, "is not NAME='FLAGS'"),
         ({"flags": ["nobody=--a"]}, "'nobody' is none of"),
+        ({"flags": ["ingot='a"]}, "--flags: .*quotation"),
+        ({"quick": True, "long": True}, "--quick and --long"),
+        ({"gguf": Path("nowhere.gguf")}, "--gguf: there is no file nowhere.gguf"),
+        ({"report": Path(__file__) / "report"}, "--report: "),
     ],
 )
 def test_wrong_flags_are_refused(flags: dict[str, Any], problem: str) -> None:
@@ -97,6 +102,37 @@ def test_a_twin_without_end_tokens_is_otherwise_the_same(tmp_path: Path) -> None
     assert (twin / "model.safetensors").resolve() == (MODELS / "hybrid" / "model.safetensors").resolve()
     same = write_twin(MODELS / "hybrid", tmp_path / "same", ends=True)
     assert {file.name for file in same.iterdir()} == {file.name for file in (MODELS / "hybrid").iterdir()}
+
+
+def test_a_dense_copy_has_the_vision_tower_under_the_names_that_its_servers_know(tmp_path: Path) -> None:
+    write_dense(MODELS / "vision", tmp_path / "dense")
+    (before, _), (after, about) = (
+        mx.load(str(folder / "model.safetensors"), return_metadata=True)
+        for folder in (MODELS / "vision", tmp_path / "dense")
+    )
+    assert after.keys() == before.keys() and any("visual" in name for name in after)
+    assert {array.dtype for array in after.values()} == {mx.float32} and about["format"] == "pt"
+    assert (tmp_path / "dense" / "preprocessor_config.json").is_file()
+
+
+def test_a_dense_copy_of_packed_weights_has_their_values(tmp_path: Path) -> None:
+    source = tmp_path / "packed"
+    source.mkdir()
+    weights: dict[str, mx.array] = {"norm.weight": mx.ones(4, mx.float16), "steps": mx.arange(3)}
+    packing: dict[str, Any] = {"group_size": 32, "bits": 4, "b": {"group_size": 64, "bits": 8}}
+    values = {}
+    for name, form in (("a", (32, 4)), ("b", (64, 8))):
+        parts = mx.quantize(mx.random.normal((8, 128), key=mx.random.key(len(values))), *form)
+        weights |= {f"{name}.{kind}": part for kind, part in zip(("weight", "scales", "biases"), parts, strict=True)}
+        values[f"{name}.weight"] = mx.dequantize(*parts, *form)
+    mx.save_safetensors(str(source / "model.safetensors"), weights, {"format": "mlx"})
+    (source / "config.json").write_text(json.dumps({"quantization": packing, "quantization_config": packing, "x": 1}))
+    write_dense(source, tmp_path / "dense")
+    found = mx.load(str(tmp_path / "dense" / "model.safetensors"))
+    assert found.keys() == {"a.weight", "b.weight", "norm.weight", "steps"}
+    assert all(mx.array_equal(found[name], value) for name, value in values.items())
+    assert found["norm.weight"].dtype == mx.float32 and found["steps"].dtype == mx.int32
+    assert json.loads((tmp_path / "dense" / "config.json").read_text()) == {"x": 1}
 
 
 def test_the_process_that_measures_does_without_mlx() -> None:

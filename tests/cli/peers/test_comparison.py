@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,29 @@ def done(ours: Fake, theirs: Fake, *works: Work) -> Match:
 
 def figure(name: str, ours: list[float], theirs: list[float], work: str = "streams") -> Figure:
     return Figure(work, name, (dict(enumerate(ours)), dict(enumerate(theirs))))
+
+
+def test_servers_take_as_much_at_once_as_a_prompt_beside_streams_needs() -> None:
+    assert Load(TRAITS, streams=(1,)).most_streams == works.BESIDE_STREAMS + 1
+    assert Load(TRAITS, streams=(1, 8)).most_streams == 8
+
+
+def test_whoever_times_a_first_token_asks_for_more_than_one_as_one_may_have_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def listen(client: Any, body: dict[str, Any]) -> Heard:
+        asked.append(body["max_tokens"])
+        return Heard("word", (), 1.0, 2.0, {})
+
+    flowing = SimpleNamespace(waits=lambda since, until: [0.1], seconds=[0.1])
+    for name in ("Stream", "HealthProbes"):
+        monkeypatch.setattr(works, name, lambda *_: nullcontext(flowing))
+    monkeypatch.setattr(works, "listen", listen)
+    server: Any = SimpleNamespace(client=None, peer=find_peer("ingot"), ask=lambda body: body)
+    assert list(works.beside(server, Load(TRAITS, rounds=1)))
+    assert len(asked) == 2 and min(asked) > 1
 
 
 def test_servers_take_turns_step_by_step_and_who_goes_first_changes() -> None:
@@ -116,6 +141,9 @@ def test_a_server_that_died_is_told_as_dead_and_started_again_for_the_next_work(
         ("next turn", [1.0, 3.0], [2.0, 9.0], 2.5, "ahead"),
         ("next turn", [2.0, 2.0], [1.0, 1.5], 0.625, "behind"),
         ("next turn", [2.0], [1.0], 0.5, ""),
+        ("speed it keeps", [0.75], [0.5], 1.5, ""),
+        ("speed it keeps", [0.75, 0.4], [0.5, 0.8], 1.0, "even"),
+        ("speed it keeps", [0.75, 1.0], [0.5, 0.5], 1.75, "ahead"),
         ("at rest", [100.0], [50.0], 0.5, "behind"),
         ("at rest", [100.0], [102.0], 1.02, "even"),
         ("reused", [1.0, 0.9], [0.5, 0.5], None, "ahead"),
@@ -185,8 +213,8 @@ def test_a_report_is_a_page_json_and_plots(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_values_are_told_in_their_units() -> None:
-    told = [value_text(value, unit) for value, unit in ((0.5, "%"), (0.12, "s"), (12.0, "s"), (3.0, "MB"), (None, "s"))]
-    assert told == ["50%", "120 ms", "12.0 s", "3 MB", "-"]
+    values = ((0.5, "%"), (0.5, "part"), (0.12, "s"), (12.0, "s"), (3.0, "MB"), (None, "s"))
+    assert [value_text(*each) for each in values] == ["50%", "50%", "120 ms", "12.0 s", "3 MB", "-"]
 
 
 def test_a_session_fits_the_context() -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import venv
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +38,16 @@ def test_a_peer_can_be_installed_or_says_where_to_get_it(peer: Peer) -> None:
     assert peer.ready.startswith("/") and peer.health.startswith("/") and peer.weights
 
 
-def test_a_command_is_shown_without_folders_that_are_gone_tomorrow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("peer", [INGOT, *PEERS], ids=lambda peer: peer.name)
+def test_a_command_is_shown_without_folders_and_ports_that_are_others_tomorrow(peer: Peer, tmp_path: Path) -> None:
+    server = placed(peer, tmp_path, "--more")
+    shown = server.shown
+    assert str(tmp_path) not in shown and str(server.client.port) not in shown
+    assert "PORT" in shown and shown.endswith(" --more")
+
+
+def test_our_own_command_is_shown_as_people_type_it(tmp_path: Path) -> None:
     shown = placed(INGOT, tmp_path).shown
-    assert str(tmp_path) not in shown
     assert shown.startswith("ingot serve m ") and "--cache-dir CACHE" in shown
 
 
@@ -63,6 +74,39 @@ def test_one_that_is_on_no_index_is_not_installed(monkeypatch: pytest.MonkeyPatc
     assert table.absence(find_peer("omlx")) == "runs on macOS alone"
     assert "ollama.com" in table.absence(find_peer("ollama"))
     assert "--install" in table.absence(find_peer("llama-server"))
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_an_installed_package_that_transformers_would_fail_with_is_removed_from_a_peers_environment(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        ran.append([str(word) for word in command])
+        return subprocess.CompletedProcess(command, int(broken and command[-1] == "import torchvision"), "", "")
+
+    monkeypatch.setattr(table, "PEERS_FOLDER", tmp_path / "peers")
+    monkeypatch.setattr(subprocess, "run", run)
+    table.install(find_peer("rapid-mlx"), no_progress)
+    assert any("rapid-mlx" in command for command in ran)
+    assert [command[1:] for command in ran if "uninstall" in command] == (
+        [["uninstall", "--quiet", "--yes", "torchvision"]] if broken else []
+    )
+
+
+def test_a_version_names_what_was_removed_from_a_peers_environment(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    program = tmp_path / "env" / "bin" / "rapid-mlx"
+    program.touch()
+    for needs, version in (("", "1.2"), ("Requires-Dist: torchvision<0.30\n", "1.2 (without torchvision)")):
+        metadata = packages / "rapid_mlx-1.2.dist-info" / "METADATA"
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: rapid-mlx\nVersion: 1.2\n{needs}")
+        assert table.version_of(find_peer("rapid-mlx"), program) == version
+    (packages / "torchvision.py").touch()
+    assert table.version_of(find_peer("rapid-mlx"), program) == "1.2"
 
 
 @pytest.mark.parametrize(
