@@ -45,7 +45,8 @@ from ingot.shares import Shares
 OTHER_OWNER_TOKENS = 16
 """How many more tokens must be cached under another salt or adapter for that to be the reason of a miss."""
 RESUME_GAP_TOKENS = 64
-"""How many cached tokens must be unusable for want of a resume point for that to be the reason."""
+"""How many cached tokens must be unusable for want of a resume point for that to be the reason, unless all are
+cached."""
 SNIPPET_TOKENS = 12
 """Tokens of the cached continuation that an explanation shows."""
 MOST_OTHER_OWNERS = 64
@@ -127,7 +128,8 @@ class PrefixIndex(PrefixForest):
         length, depth = resumable_prefix(nodes, matched, limit, self._needs, tier)
         theirs = _continuation(nodes[-1], matched) if nodes and matched < len(tokens) else ()
         disk_record = sum(min(node.end, length) - node.begin for node in nodes[:depth] if node.record is None)
-        if min(matched, limit) - length >= RESUME_GAP_TOKENS:
+        gap = min(matched, limit) - length
+        if gap >= RESUME_GAP_TOKENS or (gap and matched >= limit):
             lost = any(node.lost or node.record is None for node in nodes[depth:] if node.end <= matched)
             reason: MissReason = "evicted" if lost else "checkpoint"
         else:

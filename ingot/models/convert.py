@@ -1,8 +1,9 @@
 """Converting a model folder into another one: quantised, with its draft head as it was.
 
 The new folder is complete or not there at all. The weights are quantised by mlx-lm's own code, or are quantised already
-and reused. A draft head is never quantised: in a few bits, it predicts much less than it costs. `find_head_elsewhere`
-finds a head in another checkpoint; of one on the hub, only the files that hold it are fetched.
+and reused; those of a vision tower stay as they are, in a file of their own. A draft head is never quantised: in a few
+bits, it predicts much less than it costs. `find_head_elsewhere` finds a head in another checkpoint; of one on the hub,
+only the files that hold it are fetched.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from ingot.models.files.model_store import is_stored, store_model
 from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.files.short_names import full_model_name
 from ingot.models.gguf.quant_types import BLOCKS_KEY
+from ingot.models.vision.loading import TOWER_FILE, has_vision_tower, write_tower
 from ingot.upstream import import_upstream, load_config, load_model
 
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
@@ -108,6 +110,17 @@ class Conversion:
         else:
             progress(f"quantising {self.source} to {self.quantization}")
             _quantize_model(self.folder, target, self.quantization)
+            self._write_tower(target / TOWER_FILE, progress)
+
+    def _write_tower(self, file: Path, progress: Progress) -> None:
+        """Its vision tower, as it is."""
+        config = load_config(self.folder)
+        if not has_vision_tower(self.folder, config):
+            return
+        try:
+            write_tower(self.folder, config, file)
+        except ModelError as error:
+            progress(f"its vision tower is left out: {error.message}")
 
     def _write_records(self, target: Path, progress: Progress) -> None:
         with tempfile.TemporaryDirectory(dir=target) as made:
@@ -150,7 +163,8 @@ def _quantize_model(folder: Path, target: Path, form: WeightQuantization) -> Non
     # The code of a hundred families reads this folder and may fail in any way; one exits.
     except (Exception, SystemExit) as error:
         raise ModelError(f"{folder.name} cannot be quantised: {error}") from error
-    upstream.save_config(config, target / "config.json")
+    config |= {name: stated[name] for name in ("text_config",) if name in stated}  # mlx-vlm's classes take no more keys
+    upstream.save_config(config, target / "config.json", keep_vision_config=True)
 
 
 def _reuse_weights(folder: Path, target: Path, progress: Progress) -> None:

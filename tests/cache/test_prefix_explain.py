@@ -89,6 +89,14 @@ def test_a_few_tokens_short_of_a_checkpoint_are_no_reason() -> None:
     assert explain(held, [*HEAD, *TAIL[:3], *OTHER]).reason == "diverged"
 
 
+def test_a_prompt_that_is_cached_and_computed_in_part_is_not_complete() -> None:
+    held = index(HYBRID)
+    store(held, HEAD, HYBRID)
+    store(held, HEAD + TAIL, HYBRID)
+    found = explain(held, HEAD + TAIL[:3])
+    assert (found.known, found.length, found.reason) == (43, 40, "checkpoint")
+
+
 @NEEDS
 def test_the_same_tokens_under_another_salt_are_named_to_their_tenant_alone(needs: ResumeNeeds) -> None:
     held = index(needs)

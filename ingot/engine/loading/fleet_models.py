@@ -184,6 +184,8 @@ class BlockingModelLoader:
         took, weights = time.monotonic() - began, engine.card.weight_bytes / 1e9
         level = logging.DEBUG if entry.resident else logging.INFO  # of a resident one, the ready line tells
         log.log(level, "%s was loaded in %.1f s: %.3f GB of weights", entry.name, took, weights)
+        for note in engine.card.notes:
+            log.log(level, "%s: note: %s", entry.name, note)
         return engine
 
     def _start(self, entry: ModelEntry, found: FoundModel, between: Callable[[], None]) -> ModelEngine:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ingot.errors import ConfigError, ModelError
 from ingot.extras import require_extra
@@ -38,6 +39,8 @@ from ingot.models.vision import any_size_towers, clip_towers, conv_towers, molmo
 from ingot.models.vision.tower import EncodingBytes, LanguagePart, VisionTower
 from ingot.upstream import import_upstream
 
+TOWER_FILE: Final = "model-vision.safetensors"
+"""Holds a converted model's tower, as mlx-vlm's modules have its weights."""
 _TOWER_WORDS: Final = ("vision", "visual", "vpm")
 """One of them is in the names of a tower's weights, whatever the family."""
 
@@ -90,6 +93,19 @@ def unloaded_tower_needs(folder: Path, config: dict[str, Any], device: Device) -
     return largest_image_needs(tower, processor)
 
 
+def write_tower(folder: Path, config: dict[str, Any], file: Path) -> None:
+    """The weights of the tower of the model in `folder`, as mlx-vlm's modules have them. Raises ModelError with what is
+    wrong with it, or with what to install."""
+    family = VISION_FAMILIES[config["model_type"]]
+    model = _load_tower_weights(folder, config, family)
+    weights = {name: model[name] for name in family.arrays}
+    for name in family.parts:
+        part = _part_named(model, name)
+        found = part.parameters() if isinstance(part, nn.Module) else [each.parameters() for each in part]
+        weights |= {f"{name}.{path}": weight for path, weight in dict(tree_flatten(found)).items()}
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+
+
 def unloaded_tower_parts(folder: Path, config: dict[str, Any]) -> list[nn.Module]:
     """The modules that hold a tower's weights, lazily. Raises ModelError where mlx-vlm is missing."""
     family = VISION_FAMILIES[config["model_type"]]
@@ -105,12 +121,14 @@ def _load_tower_weights(folder: Path, config: dict[str, Any], family: VisionFami
     config = family.stated(config)
     package = mlx_vlm_package(config)
     model = unloaded_mlx_vlm_model(package, config)
-    stored: dict[str, mx.array] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
+    alone = (folder / TOWER_FILE).is_file()
+    weights: dict[str, mx.array] = {}
+    for file in [folder / TOWER_FILE] if alone else sorted(folder.glob("model*.safetensors")):
         loaded = mx.load(str(file))
         assert isinstance(loaded, dict)
-        stored.update(loaded)
-    weights = sanitized_vlm_weights(package, model, stored)
+        weights.update(loaded)
+    if not alone:
+        weights = sanitized_vlm_weights(package, model, weights)
     for name in family.parts:
         own = {path[len(name) + 1 :]: weight for path, weight in weights.items() if path.startswith(f"{name}.")}
         if not own:

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from ingot.media.images import View
@@ -238,10 +238,11 @@ def language_classes(part: LanguagePart) -> ClassFinder:
 
         class Language(base):  # type: ignore[misc, valid-type]
             def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
-                own = {
-                    name: weight for name, weight in _language_weights(weights, part) if not _is_behind(name, layers)
-                }
-                own = own if part.parted is None else part.parted(own, own_config)
+                own = _weights_by_modules(weights, self)
+                if own is None:
+                    renamed = _language_weights(weights, part)
+                    own = {name: weight for name, weight in renamed if not _is_behind(name, layers)}
+                    own = own if part.parted is None else part.parted(own, own_config)
                 return super().sanitize(own) if hasattr(base, "sanitize") else own
 
         class LanguageArgs(args_class):  # type: ignore[misc, valid-type]
@@ -288,6 +289,14 @@ def _is_behind(name: str, layers: int | None) -> bool:
     """Whether a tensor is of a layer behind the model's: a draft head."""
     number = re.match(r"model\.layers\.(\d+)\.", name)
     return number is not None and layers is not None and int(number[1]) >= layers
+
+
+def _weights_by_modules(weights: dict[str, Any], model: nn.Module) -> dict[str, Any] | None:
+    """Those of a model's modules, where all have the names that they have there, as in a converted folder."""
+    if not dict(tree_flatten(model.parameters())).keys() <= weights.keys():
+        return None
+    paths = {path for path, _ in model.named_modules() if path}
+    return {name: weight for name, weight in weights.items() if name.rpartition(".")[0] in paths}
 
 
 def _language_weights(weights: dict[str, Any], part: LanguagePart) -> Any:

@@ -112,6 +112,21 @@ def test_a_mixture_that_does_not_fit_leaves_its_experts_until_another_model_need
         loading.unload(other)
 
 
+def test_what_is_slower_of_a_model_is_in_the_log_where_no_ready_line_tells_it(
+    loading: BlockingModelLoader, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(model=str(tiny_folder("moe-streamed")), context=64, cache_dir=None, expert_memory="100KB")
+    for resident in (False, True):
+        caplog.clear()
+        entry = ModelEntry("other", settings, resident=resident)
+        with caplog.at_level(logging.INFO, "ingot.fleet"):
+            engine = loading.load(entry, loading.find(entry), lambda share: None)
+        assert engine.card.notes
+        told = [message for message in caplog.messages if message.startswith("other: note: ")]
+        assert told == ([] if resident else [f"other: note: {note}" for note in engine.card.notes])
+        loading.unload(engine)
+
+
 def test_a_mixture_claims_no_more_for_experts_than_it_may_have(loading: BlockingModelLoader) -> None:
     settings = Settings(model=str(tiny_folder("moe-streamed")), context=64)
     claims = {

@@ -19,6 +19,9 @@ from ingot.media.image_processors import read_processor
 from ingot.media.items import MediaItem
 from ingot.media.layout import ImageLayoutOptions, Size
 from ingot.models.adapter import ModelAdapter, load_model_adapter
+from ingot.models.convert import Conversion, choose_quantization
+from ingot.models.files.progress import no_progress
+from ingot.models.probe import logits_gap
 from ingot.models.vision.loading import load_vision_tower
 from ingot.models.vision.tower import VisualInputs
 from tests.memory import freed_at_once, settled
@@ -155,6 +158,24 @@ def test_of_a_large_picture_no_more_is_sent_than_is_looked_at(tiled: Path) -> No
     views = tower.views(size, layout)
     sent = sum(3 * view[-1].area for view in views)
     assert views and sent <= 2 * tower.needs(layout).pixels
+
+
+@pytest.mark.sampled(3)
+def test_a_converted_model_sees_what_it_saw_and_says_what_it_said(tiled: Path, tmp_path: Path) -> None:
+    Conversion(tiled, tiled.name, choose_quantization(bits=8, group_size=32), None).run(tmp_path / "made", no_progress)
+    tokens, [item] = prompt_with(read_processor(tiled), 1, ["image"])
+    seen, said = list[mx.array](), list[mx.array]()
+    for folder in (tiled, tmp_path / "made"):
+        adapter = load_model_adapter(folder, current_device(), dtype="float32", with_vision=True)
+        assert adapter.tower is not None
+        seen.append(looked(adapter.tower, item).embeddings)
+        rows = adapter.new_batch_state()
+        each = [*range(len(tokens))]
+        said.append(adapter.run(rows, mx.array(tokens), [ForwardPart((rows.new(),), len(tokens))], each))
+    assert mx.array_equal(*seen)
+    # Molmo's output heads have no rows behind these.
+    gaps = [logits_gap(one[None, :112], other[None, :112]) for one, other in zip(*said, strict=True)]
+    assert 0 < np.median(gaps) < 0.1
 
 
 @pytest.mark.parametrize("family", [*CONFIGS, *OWN_SHAPE])
