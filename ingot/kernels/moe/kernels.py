@@ -29,6 +29,7 @@ _MOST_WARPS = 16
 _THREADS = 256
 _ARRAYS = {
     "route": (("logits", "bias", "numbers", "slots"), ("chosen", "weights")),
+    "place": (("chosen", "weights", "table", "begins", "log"), ("places", "kept")),
     "combine": (("given", "chosen", "weights", "bias", "shared", "gates"), ("combined",)),
 }
 
@@ -99,6 +100,29 @@ class ExpertRouter(Launched):
         work = LaunchConfig(template, (tokens, 1, 1), warps * 32, outputs)
         chosen, weights = self._run(moe_kernel("route"), [logits, self._bias, self._numbers, slots], work)
         return chosen, weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPlaces:
+    """Where the experts of a layer lie that has slots for some of them."""
+
+    table: mx.array
+    """The slot of each expert of several layers (int32), below zero for none."""
+    begins: mx.array
+    """Where this layer begins in the table and in the log: [8] (int32)."""
+    log: mx.array
+    """Takes the experts that were chosen (int32)."""
+
+
+def place_experts(
+    run: Launcher, chosen: mx.array, weights: mx.array, places: ExpertPlaces
+) -> tuple[mx.array, mx.array]:
+    """The slots (int32) of chosen experts [tokens * top], and their weights: nothing for those in none, which stand in
+    some slot. The experts are written to the log, in place."""
+    outputs = tuple(OutputSpec(chosen.shape, dtype) for dtype in (mx.int32, mx.float32))
+    work = LaunchConfig((("THREADS", _THREADS),), (-(-chosen.size // _THREADS), 1, 1), _THREADS, outputs)
+    slots, kept = run(moe_kernel("place"), [chosen, weights, places.table, places.begins, places.log], work)
+    return slots, kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)

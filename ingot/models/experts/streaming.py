@@ -109,6 +109,10 @@ class StreamedExperts(nn.Module):
         self._layer = layer
 
     @property
+    def layer(self) -> LayerExperts:
+        return self._layer
+
+    @property
     def count(self) -> int:
         """Of all experts."""
         return self._layer.slots.slot_of.size
@@ -252,7 +256,7 @@ class RouterGuess:
 
 
 @dataclass(eq=False)
-class _Arriving:
+class Arriving:
     """An expert that is being read into a slot, or into memory from where it is put there."""
 
     expert: int
@@ -283,7 +287,7 @@ class LayerExperts:
         self.number = len(store.layers)
         self._weights: SlotWeights | None = None
         self._products: nn.Module | None = None
-        self._arriving: dict[int, _Arriving] = {}
+        self._arriving: dict[int, Arriving] = {}
         self._unused: set[int] = set()  # read ahead, and not used since
         self._guessed: set[int] | None = None  # for this pass
         self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
@@ -303,7 +307,7 @@ class LayerExperts:
         for each in list(self._arriving.values()):
             if not self._call_off(each) and each.read.done.wait(PATIENCE_S):
                 with suppress(WeightsUnreadable):
-                    self._settle([each])
+                    self.settle([each])
         self._wait_for_output()
         weights, products = self._weights, self._products
         self.guess, self._weights, self._products = None, None, None
@@ -317,7 +321,7 @@ class LayerExperts:
         if self._weights is None:
             self._weights = self._slot_weights(owner)
             if self.slots.count == self.slots.slot_of.size:  # all of them can be there
-                self._settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
+                self.settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
         if self.number == 0:
             self._store.trial.begin_pass(indices.size // indices.shape[-1])
         following = self._following()
@@ -346,14 +350,48 @@ class LayerExperts:
         self._all_there += LEARNING * (is_all_there - self._all_there)
         if early is not None and is_all_there:
             return early
-        self._settle(reads)
+        self.settle(reads)
         if not others:
             return self._launch(products(x, self.slots.table[indices]))
         y = self._launch(self._products_of(x, chosen, first, products, None))
         for some in others:
-            self._settle(self._begin_reading(some))
+            self.settle(self._begin_reading(some))
             y = self._launch(self._products_of(x, chosen, some, products, y))
         return y
+
+    @property
+    def guesses(self) -> bool:
+        """Whether guesses of what it needs are acted on."""
+        store = self._store
+        return store.read_ahead and store.trial.guesses and not self.slots.is_complete
+
+    def has_room_for(self, chosen: np.ndarray) -> bool:
+        """Whether all experts of a choice can be in slots at once."""
+        return chosen.size <= self.slots.count or np.unique(chosen).size <= self.slots.count
+
+    def readable_slots(self, *, waits: bool) -> np.ndarray:
+        """The slot of each expert, or NOWHERE, for products that are launched before the choice is known. What is being
+        read is one of these only if it `waits` for it."""
+        for each in list(self._arriving.values()):
+            if waits or each.read.done.is_set():
+                with suppress(WeightsUnreadable):  # who needs it will know
+                    self.settle([each])
+        victims = [each.victim for each in self._arriving.values() if each.victim is not None]
+        found = self.slots.slot_of.copy()
+        found[victims] = NOWHERE
+        return found
+
+    def begin_missing(self, chosen: np.ndarray, slots: np.ndarray) -> list[Arriving] | None:
+        """A choice of which products were launched with the experts in these slots: returns the reads of those that
+        were not; None if all were."""
+        if self.number == 0:
+            self._store.trial.begin_pass(len(chosen))
+        reads = [] if self.slots.is_complete else self._begin_reading(self._note_choice(chosen))
+        return reads if (slots[chosen] == NOWHERE).any() else None
+
+    def launch_there(self, x: mx.array, indices: mx.array, owner: nn.Module, products: Products) -> mx.array:
+        """The products of tokens and experts that are all in slots."""
+        return self._launch(products(x, self.slots.table[indices]))
 
     def _note_choice(self, chosen: np.ndarray) -> list[int]:
         """Returns the experts that a pass has chosen."""
@@ -392,7 +430,7 @@ class LayerExperts:
         for begin in range(0, len(experts), most):
             yield experts[begin : begin + most]
 
-    def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
+    def _begin_reading(self, experts: Sequence[int]) -> list[Arriving]:
         """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
         for it is read again."""
         if self._arriving:
@@ -429,14 +467,14 @@ class LayerExperts:
             if each.expert not in needed and each.read.ahead:
                 self._call_off(each)
 
-    def _call_off(self, arriving: _Arriving) -> bool:
+    def _call_off(self, arriving: Arriving) -> bool:
         """Returns whether its slot is as it was."""
         if not self._store.readers.cancel(arriving.read):
             return False
         self._forget(arriving)
         return True
 
-    def _forget(self, arriving: _Arriving) -> None:
+    def _forget(self, arriving: Arriving) -> None:
         """It will not come. Who is in its slot stays, unless something was written there."""
         del self._arriving[arriving.expert]
         self._unused.discard(arriving.expert)
@@ -447,12 +485,12 @@ class LayerExperts:
         """Wait for a read that nobody waits for."""
         other = next(each for each in self._arriving.values() if each.expert not in kept)
         try:
-            self._settle([other])
+            self.settle([other])
         except WeightsUnreadable:
             if not other.read.done.is_set():  # its slot is still being written to
                 raise
 
-    def _read(self, experts: Sequence[int], kept: Collection[int], *, ahead: bool) -> list[_Arriving]:
+    def _read(self, experts: Sequence[int], kept: Collection[int], *, ahead: bool) -> list[Arriving]:
         """Begin to read as many of the experts as there are slots for."""
         if not experts:
             return []
@@ -463,7 +501,7 @@ class LayerExperts:
         self._wait_for_output()
         begun = []
         for expert, slot in zip(experts, found, strict=False):
-            arriving = _Arriving(expert, slot, self._weights.read(expert, slot, ahead=ahead))
+            arriving = Arriving(expert, slot, self._weights.read(expert, slot, ahead=ahead))
             before = int(self.slots.expert_in[slot])
             if before != NOWHERE and ahead:
                 arriving.victim = before
@@ -480,7 +518,7 @@ class LayerExperts:
             self._unused.discard(expert)
             self._store.count(wasted=1)
 
-    def _settle(self, arriving: Sequence[_Arriving]) -> None:
+    def settle(self, arriving: Sequence[Arriving]) -> None:
         """Wait for reads, and put what they read into the slots. Raises WeightsUnreadable; what was read before is
         there nevertheless."""
         if not arriving:
@@ -513,7 +551,7 @@ class LayerExperts:
         lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
         with suppress(WeightsUnreadable):  # nobody needs them
-            self._settle(landed)  # guessed wrongly before: they take slots as any others
+            self.settle(landed)  # guessed wrongly before: they take slots as any others
         begun = self._read(lacking, set(order), ahead=True)
         self._unused.update(each.expert for each in begun)
 

@@ -17,10 +17,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ingot.cache.arrays import copy_array
 from ingot.cache.attention_state import AppendState
@@ -28,7 +30,7 @@ from ingot.cache.forward_batch import BatchMasks, MixedBatch
 from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, ReplayStage, replay_stage
-from ingot.kernels.decode_graph.kernels import store_addresses
+from ingot.kernels.decode_graph.kernels import store_addresses, take_result
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
@@ -45,6 +47,7 @@ from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.kernels.selfcheck import first_wrong
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
+from ingot.models.layers.graph_experts import LaunchedRun, compute_runs
 from ingot.models.layers.graph_inputs import (
     AttentionContext,
     AttentionKind,
@@ -69,7 +72,7 @@ from ingot.models.layers.graph_layers import (
     difference_beyond_rounding,
     graph_layers_of,
 )
-from ingot.models.layers.graph_parts import AttentionPart, RecurrentPart, UncoveredPartError
+from ingot.models.layers.graph_parts import AttentionPart, MoePart, RecurrentPart, UncoveredPartError
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.mlp import all_fixed_experts
@@ -134,13 +137,13 @@ class DecodeGraphs:
 
     @property
     def lacking(self) -> str | None:
-        """Which part is computed by its own module, if one is."""
-        return self.parts.lacking
+        """Which part of prompts is computed by its own module, if one is."""
+        return "experts that are read when they are needed" if self.parts.streams_experts else self.parts.lacking
 
     @property
     def covers_prompts(self) -> bool:
         """Whether passes of any number of tokens are graphs."""
-        return self.computes_prompts and self.refusal is None and self.parts.lacking is None
+        return self.computes_prompts and self.refusal is None and self.lacking is None
 
     def follows(self, number: int) -> bool:
         """Whether all layers before this one were called in the open pass."""
@@ -273,7 +276,7 @@ class DecodeGraphs:
     def step_over(self, states: Sequence[Any], dtype: mx.Dtype) -> GraphStep | None:
         """The data of the open forward batch, for a graph in which others capture these layers; None where no graph
         covers it."""
-        if self.refusal is not None or self.loras.version or self._token_scale is not None:
+        if self.refusal is not None or self.loras.version or self._token_scale is not None or self.parts.streams_experts:
             return None
         steps = self._steps(dtype, [LayerCall({"cache": state}) for state in states], states)
         return steps[0] if len(steps) == 1 else None
@@ -347,14 +350,57 @@ class DecodeGraphs:
         recurrent = [calls[number].state for number in self._recurrent]
         arrays_of = [part.states_of for part in self._recurrent.values()]
         after = self._states.store(self.stage.run, recurrent, arrays_of, after)
-        for number, run in enumerate(self.parts.runs):
-            if isinstance(run, GraphRun):
-                y, after = self._replay_for(context, key, number)([mx.contiguous(x), *step.inputs], after)
-                x = y.reshape(shape)
-            else:
-                x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
+        numbered = iter(enumerate(self.parts.runs))
+        for streams, some in groupby(numbered, lambda each: isinstance(each[1], GraphRun) and bool(each[1].experts)):
+            if streams:
+                x, after = self._replay_streamed([(n, run) for n, run in some], x, step, after)
+                continue
+            for number, run in some:
+                if isinstance(run, GraphRun):
+                    y, after = self._replay_for(context, key, number, run)([mx.contiguous(x), *step.inputs], after)
+                    x = y.reshape(shape)
+                else:
+                    x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
         self.close_pages(context, after)
         return x
+
+    def _replay_streamed(
+        self, runs: Sequence[tuple[int, GraphRun]], x: mx.array, step: GraphStep, after: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Runs, with their numbers, that have experts which are read when they are needed."""
+        context, key, run_kernel, shape = step.context, step.key, self.stage.run, x.shape
+
+        def replay(number: Hashable, run: GraphRun, states: mx.array, further: Sequence[mx.array]) -> mx.array:
+            nonlocal after
+            y, after = self._replay_for(context, key, number, run)([states, *step.inputs, *further], after)
+            return y
+
+        def launch(at: int, states: mx.array, slots: Sequence[np.ndarray]) -> LaunchedRun:
+            number, run = runs[at]
+            assert run.experts is not None
+            y = replay(number, run, states, [run.experts.table(slots)])
+            log = run.experts.log(key.tokens)
+            launched = LaunchedRun(y, take_result(run_kernel, after, log, *run.experts.spot(key.tokens)), slots)
+            mx.async_eval(launched.result, launched.choices)
+            return launched
+
+        def by_parts(at: int, states: mx.array, known: int) -> mx.array:
+            number, run = runs[at]
+            given = StepInputs(None, step.slots[0], step.token_loras, None, key.has_fixed_experts)
+            for place, single in enumerate(run.singles):
+                if single.experts is None:
+                    states = replay((number, place), single, states, [])
+                    continue
+                [(_, part)], (before, behind) = single.parts, single.residuals
+                assert isinstance(part, MoePart)
+                normed = before(run_kernel, states, None)[1]
+                added = part.compute(run_kernel, normed, given, are_there=known > 0)
+                states, known = behind(run_kernel, states, added)[0], known - 1
+            return states
+
+        found = [run.experts for _, run in runs if run.experts is not None]
+        y = compute_runs(found, mx.contiguous(x.reshape(step.tokens, -1)), step.tokens, launch, by_parts)
+        return y.reshape(shape), after
 
     def open_pages(self, context: StepContext, keys: Sequence[GraphKey]) -> mx.array:
         """A token for the replay of a graph that reads and writes the pages of steps."""
@@ -383,9 +429,9 @@ class DecodeGraphs:
                 del self._replays[other]
             self.loras.take_version(key.lora_version)
 
-    def _replay_for(self, context: StepContext, key: GraphKey, number: int) -> GraphReplay:
+    def _replay_for(self, context: StepContext, key: GraphKey, number: Hashable, run: GraphRun) -> GraphReplay:
         """The graph of the run with this number."""
-        return self.replay_of(context, key, number, lambda: self._capture(context, key, number))
+        return self.replay_of(context, key, number, lambda: self._capture(context, key, run))
 
     def replay_of(
         self, context: StepContext, key: GraphKey, further: Hashable, capture: Callable[[], GraphCapture]
@@ -432,26 +478,25 @@ class DecodeGraphs:
             if tokens <= self.most_tokens
         ]
         began, before = time.monotonic(), self.graph_count
-        runs = [number for number, run in enumerate(self.parts.runs) if isinstance(run, GraphRun)]
+        runs = {number: run for number, run in enumerate(self.parts.runs) if isinstance(run, GraphRun)}
         self.stage.prepare(
-            kind for key in keys for run in runs for kind in self._capture(self._context, key, run).kinds
+            kind for key in keys for run in runs.values() for kind in self._capture(self._context, key, run).kinds
         )
         for key in reversed(keys):  # those that need most memory first: the others share it
             self.make_room(self._context, key)
-            for run in runs:
-                self._replay_for(self._context, key, run)
+            for number, run in runs.items():
+                self._replay_for(self._context, key, number, run)
         made = self.graph_count - before
         log.info("%d decode graphs were captured ahead, in %.1f s", made, time.monotonic() - began)
 
-    def _capture(self, context: StepContext, key: GraphKey, number: int) -> GraphCapture:
-        """The run with this number."""
-        capture, tokens, run, parts = GraphCapture(), key.tokens, self.parts.runs[number], self.parts
-        assert isinstance(run, GraphRun)
+    def _capture(self, context: StepContext, key: GraphKey, run: GraphRun) -> GraphCapture:
+        capture, tokens, parts = GraphCapture(), key.tokens, self.parts
         states = capture.give((tokens, parts.size), context.dtype)
         layers = None if not key.layer_inputs else capture.give((tokens, key.layer_inputs), context.dtype)
         inputs = self.give_inputs(capture, context, key, give_angles(capture, key))
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
-        capture.result = self.capture_run(capture, run, states, key, inputs, loras, layers)
+        table = None if run.experts is None else capture.give((run.experts.experts,), mx.int32)
+        capture.result = self.capture_run(capture, run, states, key, inputs, loras, layers, table)
         return capture
 
     def capture_run(
@@ -463,12 +508,15 @@ class DecodeGraphs:
         inputs: Mapping[int, MixerInputs],
         loras: mx.array | None = None,
         layers: mx.array | None = None,
+        table: mx.array | None = None,
     ) -> mx.array:
+        places = iter(()) if run.experts is None or table is None else run.experts.places(table, key.tokens)
         slots = next(each.slots for each in inputs.values() if isinstance(each, GraphAttentionInputs))
         added: mx.array | None = None
         for (layer, part), residual in zip(run.parts, run.residuals[:-1], strict=True):
             states, normed = residual(capture, states, added)
-            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts)
+            own = next(places) if isinstance(part, MoePart) and part.streamed is not None else None
+            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts, own)
             added = part.capture(capture, normed, given)
         return run.residuals[-1](capture, states, added)[0]
 

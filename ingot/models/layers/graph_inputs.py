@@ -17,6 +17,7 @@ from ingot.kernels.decode_graph.capture import ReplayStage
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import LoraMatrices
+from ingot.kernels.moe.kernels import ExpertPlaces
 from ingot.kernels.paged_attention.inputs import KernelRows, RowBounds, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
@@ -78,6 +79,8 @@ class StepInputs:
     """Whether each token has the first expert alone, whichever its router chooses."""
     computes_prompts: bool = False
     """Whether graphs of many tokens have to give these the same bits."""
+    places: ExpertPlaces | None = None
+    """Where a mixture's experts lie that are read when they are needed."""
 
 
 class SlabAddresses:

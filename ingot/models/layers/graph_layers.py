@@ -20,6 +20,7 @@ from ingot.kernels.decode_graph.kernels import ResidualNorm
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear
+from ingot.models.layers.graph_experts import RunExperts, StreamedLayer
 from ingot.models.layers.graph_parts import (
     AttentionPart,
     GraphPart,
@@ -65,6 +66,10 @@ class GraphRun:
     """With the numbers of their layers."""
     residuals: Sequence[ResidualNorm]
     """What is between parts: one before each of them, and one behind the last."""
+    experts: RunExperts | None = None
+    """Those that are read when they are needed, if it has any: it may have to be launched again."""
+    singles: Sequence[GraphRun] = ()
+    """Each of its parts as a run, where the experts may be too many to launch it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +119,11 @@ class GraphLayers:
     @property
     def has_experts(self) -> bool:
         return self.lacking is not None or any(isinstance(part, MoePart) for part in self._parts)
+
+    @property
+    def streams_experts(self) -> bool:
+        """Whether experts are read when they are needed."""
+        return any(isinstance(run, GraphRun) and run.experts is not None for run in self.runs)
 
     @property
     def has_fixed_experts(self) -> bool:
@@ -208,12 +218,16 @@ def _without_short_runs(planned: list[list[_PlannedBlock]]) -> list[list[_Planne
     return [own if number in enough else [] for number, own in enumerate(planned)]
 
 
+MOST_STREAMED = 4
+"""Mixtures of a run whose experts are read when they are needed: all of it is launched again where one was missing."""
+
+
 def _runs_of(planned: list[list[_PlannedBlock]]) -> list[GraphRun | OwnBlock | OwnLayer]:
     runs, open_run = list[GraphRun | OwnBlock | OwnLayer](), list[_PlannedBlock]()
 
     def close() -> None:
         if open_run:
-            runs.append(GraphRun([(each.layer, each.part) for each in open_run if each.part], _residuals_of(open_run)))
+            runs.append(_run_of(open_run))
             open_run.clear()
 
     for number, blocks in enumerate(planned):
@@ -225,9 +239,39 @@ def _runs_of(planned: list[list[_PlannedBlock]]) -> list[GraphRun | OwnBlock | O
                 close()
                 runs.append(OwnBlock(each.program, each.block))
             else:
+                if _is_apart(open_run, each.part):
+                    close()
                 open_run.append(each)
     close()
     return runs
+
+
+def _run_of(blocks: Sequence[_PlannedBlock]) -> GraphRun:
+    parts = [(each.layer, each.part) for each in blocks if each.part]
+    streamed = [_streamed_of(part) for _, part in parts]
+    if not any(streamed):
+        return GraphRun(parts, _residuals_of(blocks))
+    singles = [
+        GraphRun([part], _residuals_of([block]), own and RunExperts([own]))
+        for part, block, own in zip(parts, blocks, streamed, strict=True)
+    ]
+    return GraphRun(parts, _residuals_of(blocks), RunExperts([each for each in streamed if each]), singles)
+
+
+def _streamed_of(part: GraphPart | None) -> StreamedLayer | None:
+    if not isinstance(part, MoePart) or part.streamed is None:
+        return None
+    return StreamedLayer(part.streamed, part.kernels.router.shape.top)
+
+
+def _is_apart(before: Sequence[_PlannedBlock], part: GraphPart) -> bool:
+    """Whether a part is of another run than those before it. A run with experts that may be missing has no recurrent
+    states, which no launch may write twice."""
+    streamed = sum(_streamed_of(each.part) is not None for each in before)
+    if isinstance(part, RecurrentPart):
+        return streamed > 0
+    has_states = any(isinstance(each.part, RecurrentPart) for each in before)
+    return streamed == MOST_STREAMED or (has_states and _streamed_of(part) is not None)
 
 
 def _residuals_of(blocks: Sequence[_PlannedBlock]) -> list[ResidualNorm]:

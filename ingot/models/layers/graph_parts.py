@@ -27,10 +27,12 @@ from ingot.kernels.decode_graph.kernels import (
     scale_tokens,
     take_heads,
 )
+from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import add_lora_products
-from ingot.kernels.moe.kernels import SharedOutput, combine_experts
+from ingot.kernels.moe.kernels import SharedOutput, combine_experts, place_experts
 from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.recurrent.kernels import RecurrentKernels
+from ingot.models.experts.streaming import LayerExperts, StreamedExperts
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
 from ingot.models.layers.gpu_linear import (
@@ -262,11 +264,11 @@ class MlpPart:
     def products(self) -> tuple[JoinedLinear, ...]:
         return self.gate_up, self.down
 
-    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+    def capture(self, capture: Launcher, states: mx.array, inputs: StepInputs) -> mx.array:
         gated = self._gated(capture, states, inputs.loras)
         return multiply_with_lora(capture, self.down, gated, inputs.loras)
 
-    def _gated(self, capture: GraphCapture, states: mx.array, loras: mx.array | None) -> mx.array:
+    def _gated(self, capture: Launcher, states: mx.array, loras: mx.array | None) -> mx.array:
         """The gated activation, with what the tokens' adapters add to the gate and to what it gates."""
         linear, matrices, gate = self.gate_up.linear, lora_matrices_of(self.gate_up), self.module.gate
         if gate == "silu" and loras is not None and matrices is not None:
@@ -289,11 +291,14 @@ class MoePart:
     router: JoinedLinear
     shared: MlpPart | None
     gate: JoinedLinear | None  # of what that gives
+    streamed: LayerExperts | None
+    """Its experts, where they are read when they are needed."""
 
     @classmethod
     def of(cls, module: JoinedMoe) -> MoePart:
         name, spec = own_class(module).__name__, module._spec
-        if module.kernels is None:
+        kernels = module.kernels or module.streamed
+        if kernels is None:
             raise UncoveredPartError(f"{module.lacking} of {name}")
         shared = None if spec.shared is None else module.get(spec.shared)
         if shared is not None and not isinstance(shared, JoinedMLP):
@@ -301,7 +306,9 @@ class MoePart:
         router, gate = _covered_product(module.router_product), None
         if shared is not None and spec.shared_gate is not None:
             gate = router if module.joined_gate is None else _covered_product(module.joined_gate)
-        return cls(module, module.kernels, router, None if shared is None else MlpPart.of(shared), gate)
+        experts = attrgetter(spec.experts)(module)
+        streamed = experts.layer if isinstance(experts, StreamedExperts) else None
+        return cls(module, kernels, router, None if shared is None else MlpPart.of(shared), gate, streamed)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -315,10 +322,9 @@ class MoePart:
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
         kernels = self.kernels
-        logits = multiply_with_lora(capture, self.router, states, inputs.loras)
-        chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
-        chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
-        shared = self._shared(capture, states, logits, inputs)
+        chosen, weights, shared = self._choice(capture, states, inputs)
+        if inputs.places is not None:
+            chosen, weights = place_experts(capture, chosen, weights, inputs.places)
         top, bias = kernels.router.shape.top, kernels.down_bias
         if kernels.grouped is not None and inputs.computes_prompts:
             given = kernels.grouped.by(capture).launched(states, chosen)
@@ -326,8 +332,28 @@ class MoePart:
         given = kernels.multiply(states, chosen, capture)
         return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)
 
+    def compute(self, run: Launcher, states: mx.array, inputs: StepInputs, *, are_there: bool) -> mx.array:
+        """The same bits at once, of states [tokens, size]: experts are read that are in no slot, unless all of them
+        `are_there`. They may be more than there are slots."""
+        kernels, layer, top = self.kernels, self.streamed, self.kernels.router.shape.top
+        assert layer is not None
+        chosen, weights, shared = self._choice(run, states, inputs)
+        experts = attrgetter(self.module._spec.experts)(self.module)
+        multiply = layer.launch_there if are_there else layer.compute
+        given = multiply(states, chosen.reshape(-1, top), experts.products, kernels.products)
+        return combine_experts(run, given.reshape(-1, given.shape[-1]), chosen, weights, top, shared=shared)
+
+    def _choice(
+        self, run: Launcher, states: mx.array, inputs: StepInputs
+    ) -> tuple[mx.array, mx.array, SharedOutput | None]:
+        """Each token's experts and their weights, and what all tokens are given."""
+        logits = multiply_with_lora(run, self.router, states, inputs.loras)
+        chosen, weights = self.kernels.router.by(run)(logits, inputs.slots)
+        chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
+        return chosen, weights, self._shared(run, states, logits, inputs)
+
     def _shared(
-        self, capture: GraphCapture, states: mx.array, logits: mx.array, inputs: StepInputs
+        self, capture: Launcher, states: mx.array, logits: mx.array, inputs: StepInputs
     ) -> SharedOutput | None:
         if self.shared is None:
             return None
@@ -421,7 +447,7 @@ def _covered_product(product: JoinedLinear | None) -> JoinedLinear:
     return product
 
 
-def multiply_in_graph(capture: GraphCapture, linear: Any, x: mx.array) -> mx.array:
+def multiply_in_graph(capture: Launcher, linear: Any, x: mx.array) -> mx.array:
     """By a layer, or an embedding as an output head, that our kernels multiply by. Of contiguous states [tokens,
     size]."""
     if isinstance(linear, DenseKernel):
@@ -432,7 +458,7 @@ def multiply_in_graph(capture: GraphCapture, linear: Any, x: mx.array) -> mx.arr
 
 
 def multiply_with_lora(
-    capture: GraphCapture, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
+    capture: Launcher, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
 ) -> mx.array:
     """The same, with what the tokens' adapters add."""
     y, matrices = multiply_in_graph(capture, product.linear, x), lora_matrices_of(product)

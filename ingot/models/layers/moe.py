@@ -51,6 +51,11 @@ class MoeKernels:
         )
 
 
+    def products(self, states: mx.array, places: mx.array) -> mx.array:
+        """The same of the experts in these slots [tokens, top]: [tokens, top, size]."""
+        return self.multiply(states, mx.contiguous(places.reshape(-1))).reshape(*places.shape, -1)
+
+
 class JoinedMoe(nn.Module):
     """Computes what the mixture that it extends computes; graphs find here what they launch for it."""
 
@@ -61,7 +66,7 @@ class JoinedMoe(nn.Module):
     """Of that expert, where it is not."""
     kernels: MoeKernels | None
     streamed: MoeKernels | None
-    """Of experts that are read when they are needed, which no graph can wait for: few tokens are launched one kernel
+    """Of experts that are read when they are needed: where layers are no graphs, few tokens are launched one kernel
     after another."""
     lacking: str
     """What there are no kernels for, where there are none."""
@@ -81,10 +86,7 @@ class JoinedMoe(nn.Module):
         logits = self.router_product(rows)
         chosen, weights = kernels.router(logits, _all_there())
 
-        def multiply(x: mx.array, places: mx.array) -> mx.array:
-            return kernels.multiply(x, mx.contiguous(places.reshape(-1))).reshape(*places.shape, -1)
-
-        given = attrgetter(spec.experts)(self)(rows, chosen.reshape(-1, top), multiply)
+        given = attrgetter(spec.experts)(self)(rows, chosen.reshape(-1, top), kernels.products)
         shared = None
         if spec.shared is not None and (expert := self.get(spec.shared)) is not None:
             gates = None if spec.shared_gate is None else self._shared_gates(rows, logits, kernels)
@@ -166,7 +168,7 @@ def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
             if isinstance(found, str):
                 module.lacking = found
             elif isinstance(attrgetter(module._spec.experts)(module), StreamedExperts):
-                module.streamed, module.lacking = found, "experts that are read when they are needed"
+                module.streamed = found
             else:
                 module.kernels = found
 

@@ -19,7 +19,10 @@ from ingot.upstream import SwitchLinear
 from tests.models.layers import family_configs
 
 EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
-WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
+WIDE = {
+    **{"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64},
+    **{"head_dim": 16, "qk_rope_head_dim": 16, "num_hidden_layers": 4},
+}
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 PACKINGS = {
     "32 bits": None,

@@ -1,0 +1,171 @@
+"""Decode graphs with experts that are read when they are needed.
+
+A run with such experts is launched with those that are in slots, before the host knows which are needed, and so are the
+runs behind it. Each graph writes down which experts tokens have chosen. Where one was missing, it is read, and so are
+those that later layers have chosen from states that were nearly right; then the run is launched again. Attention
+writes the same keys and values to the same places; recurrent states are no part of such runs. A run whose tokens need
+more experts than a layer has slots is computed part by part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
+from operator import mul
+from typing import Final, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from ingot.kernels.gpu.kernel_source import OutputSpec
+from ingot.kernels.moe.kernels import ExpertPlaces
+from ingot.models.experts.streaming import Arriving, LayerExperts
+
+LEARNING: Final = 0.1
+"""How much of what is known of a run the last pass makes up."""
+LIKELY: Final = 0.5
+"""Runs are launched ahead as long as it is likelier than that that none has to be launched again."""
+
+
+class StreamedLayer(NamedTuple):
+    experts: LayerExperts
+    top: int
+    """How many are a token's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRun:
+    result: mx.array
+    choices: mx.array
+    """The experts that each layer's tokens have chosen, one layer's behind another's."""
+    slots: Sequence[np.ndarray]
+    """Of each layer, those that it was launched with."""
+
+
+class RunExperts:
+    """The layers of a run whose experts are read when they are needed."""
+
+    def __init__(self, layers: Sequence[StreamedLayer]) -> None:
+        self.layers = [layer for layer, _ in layers]
+        self._tops = [top for _, top in layers]
+        self._logs: dict[int, mx.array] = {}  # by tokens that there is room for
+        self._spots: dict[int, tuple[mx.array, OutputSpec]] = {}
+        self._slots, self._table = np.zeros(0, np.int32), mx.zeros(0, mx.int32)
+        self.all_there = 1.0
+        """The share of passes in which no expert was missing: of late, on average."""
+
+    @property
+    def experts(self) -> int:
+        """Of all layers together."""
+        return sum(layer.slots.slot_of.size for layer in self.layers)
+
+    def log(self, tokens: int) -> mx.array:
+        """Where a graph with room for so many tokens writes the experts that they have chosen."""
+        if tokens not in self._logs:
+            self._logs[tokens] = mx.zeros(tokens * sum(self._tops), mx.int32)
+            mx.eval(self._logs[tokens])
+        return self._logs[tokens]
+
+    def spot(self, tokens: int) -> tuple[mx.array, OutputSpec]:
+        """Where in the log they are: all of it."""
+        if tokens not in self._spots:
+            size = self.log(tokens).size
+            self._spots[tokens] = mx.array([0, size, *[0] * 6], mx.int32), OutputSpec((1, size), mx.int32)
+        return self._spots[tokens]
+
+    def places(self, table: mx.array, tokens: int) -> Iterator[ExpertPlaces]:
+        """Of each layer, in such a graph."""
+        sizes = [layer.slots.slot_of.size for layer in self.layers]
+        ends = zip(accumulate(sizes), accumulate(self._tops), strict=True)
+        for (end, end_of_top), size, top in zip(ends, sizes, self._tops, strict=True):
+            begins = mx.array([end - size, (end_of_top - top) * tokens, *[0] * 6], mx.int32)
+            yield ExpertPlaces(table, begins, self.log(tokens))
+
+    def table(self, slots: Sequence[np.ndarray]) -> mx.array:
+        """For the device."""
+        joined = np.concatenate(slots)
+        if not np.array_equal(joined, self._slots):
+            self._slots, self._table = joined, mx.array(joined)
+        return self._table
+
+    def choices(self, launched: LaunchedRun, tokens: int) -> list[np.ndarray]:
+        """The experts [tokens, top] that each layer's tokens have chosen. Waits for the device."""
+        log = np.array(launched.choices).reshape(-1)
+        room, ends = log.size // sum(self._tops), accumulate(self._tops)
+        return [
+            log[(end - top) * room : end * room].reshape(room, top)[:tokens]
+            for end, top in zip(ends, self._tops, strict=True)
+        ]
+
+    def check(self, launched: LaunchedRun, choices: Sequence[np.ndarray], known: int) -> _Checked:
+        """Of layers from that number on, until experts are missing, which are then being read, or are too many."""
+        for number in range(known, len(self.layers)):
+            layer, chosen = self.layers[number], choices[number]
+            if not layer.has_room_for(chosen):
+                return _Checked(number, None)
+            reads = layer.begin_missing(chosen, launched.slots[number])
+            if reads is not None:
+                self.all_there -= LEARNING * self.all_there
+                return _Checked(number + 1, reads)
+        self.all_there += LEARNING * (1 - self.all_there) * (known == 0)
+        return _Checked(len(self.layers), None)
+
+
+class _Checked(NamedTuple):
+    known: int
+    """Layers of whose choice all experts are there, or will be."""
+    reads: Sequence[Arriving] | None
+    """Of missing experts of the last of them; None where none is missing."""
+
+
+Launch = Callable[[int, mx.array, Sequence[np.ndarray]], LaunchedRun]
+"""A run, by its number, on states, with the slots of its layers."""
+ByParts = Callable[[int, mx.array, int], mx.array]
+"""The same, part by part: all experts of so many of its layers are there."""
+
+
+def compute_runs(runs: Sequence[RunExperts], x: mx.array, tokens: int, launch: Launch, by_parts: ByParts) -> mx.array:
+    """What runs, one after another, make of states. Raises WeightsUnreadable."""
+    launched, number, known = deque[LaunchedRun](), 0, 0
+    most = _launched_ahead(runs)
+    while number < len(runs):
+        run = runs[number]
+        if not launched:
+            for ahead, each in enumerate(runs[number : number + most], number):
+                slots = [layer.readable_slots(waits=most == 1) for layer in each.layers]
+                launched.append(launch(ahead, launched[-1].result if launched else x, slots))
+        first = launched.popleft()
+        choices = run.choices(first, tokens)
+        checked = run.check(first, choices, known)
+        if checked.reads is None:
+            is_whole = checked.known == len(run.layers)
+            x, number, known = first.result if is_whole else by_parts(number, x, checked.known), number + 1, 0
+            if is_whole:
+                continue
+        else:
+            _read_ahead(run.layers[checked.known :], choices[checked.known :])
+            for other, later in zip(runs[number + 1 :], launched, strict=False):
+                if any(layer.guesses for layer in other.layers):
+                    _read_ahead(other.layers, other.choices(later, tokens))
+            run.layers[checked.known - 1].settle(checked.reads)
+            known = checked.known
+        launched.clear()
+        most = 1
+    return x
+
+
+def _read_ahead(layers: Sequence[LayerExperts], choices: Sequence[np.ndarray]) -> None:
+    for layer, chosen in zip(layers, choices, strict=True):
+        if layer.guesses:
+            layer.read_ahead(chosen)
+
+
+def _launched_ahead(runs: Sequence[RunExperts]) -> int:
+    """How many runs are launched before the first is checked: all of them where what they choose is a guess that is
+    acted on."""
+    if any(layer.guesses for run in runs for layer in run.layers):
+        return len(runs)
+    likely = list(takewhile(lambda chance: chance > LIKELY, accumulate((run.all_there for run in runs), mul)))
+    return max(1, len(likely))
