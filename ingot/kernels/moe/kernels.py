@@ -29,7 +29,7 @@ _MOST_WARPS = 16
 _THREADS = 256
 _ARRAYS = {
     "route": (("logits", "bias", "numbers", "slots"), ("chosen", "weights")),
-    "place": (("chosen", "weights", "table", "begins", "log"), ("places", "kept")),
+    "place": (("chosen", "weights", "table", "begins", "noted"), ("places", "kept")),
     "combine": (("given", "chosen", "weights", "bias", "shared", "gates"), ("combined",)),
 }
 
@@ -109,8 +109,8 @@ class ExpertPlaces:
     table: mx.array
     """The slot of each expert of several layers (int32), below zero for none."""
     begins: mx.array
-    """Where this layer begins in the table and in the log: [8] (int32)."""
-    log: mx.array
+    """Where this layer begins in the table and in what is noted: [8] (int32)."""
+    noted: mx.array
     """Takes the experts that were chosen (int32)."""
 
 
@@ -118,10 +118,10 @@ def place_experts(
     run: Launcher, chosen: mx.array, weights: mx.array, places: ExpertPlaces
 ) -> tuple[mx.array, mx.array]:
     """The slots (int32) of chosen experts [tokens * top], and their weights: nothing for those in none, which stand in
-    some slot. The experts are written to the log, in place."""
+    some slot. The experts are noted, in place."""
     outputs = tuple(OutputSpec(chosen.shape, dtype) for dtype in (mx.int32, mx.float32))
     work = LaunchConfig((("THREADS", _THREADS),), (-(-chosen.size // _THREADS), 1, 1), _THREADS, outputs)
-    slots, kept = run(moe_kernel("place"), [chosen, weights, places.table, places.begins, places.log], work)
+    slots, kept = run(moe_kernel("place"), [chosen, weights, places.table, places.begins, places.noted], work)
     return slots, kept
 
 

@@ -379,8 +379,7 @@ class DecodeGraphs:
             number, run = runs[at]
             assert run.experts is not None
             y = replay(number, run, states, [run.experts.table(slots)])
-            log = run.experts.log(key.tokens)
-            launched = LaunchedRun(y, take_result(run_kernel, after, log, *run.experts.spot(key.tokens)), slots)
+            launched = LaunchedRun(y, take_result(run_kernel, after, *run.experts.notes(key.tokens)), slots)
             mx.async_eval(launched.result, launched.choices)
             return launched
 

@@ -25,6 +25,8 @@ from ingot.models.experts.streaming import Arriving, LayerExperts
 
 LEARNING: Final = 0.1
 """How much of what is known of a run the last pass makes up."""
+SHARED: Final = 2
+"""How many tokens have an expert, on average, where they fit in slots."""
 LIKELY: Final = 0.5
 """Runs are launched ahead as long as it is likelier than that that none has to be launched again."""
 
@@ -50,8 +52,8 @@ class RunExperts:
     def __init__(self, layers: Sequence[StreamedLayer]) -> None:
         self.layers = [layer for layer, _ in layers]
         self._tops = [top for _, top in layers]
-        self._logs: dict[int, mx.array] = {}  # by tokens that there is room for
-        self._spots: dict[int, tuple[mx.array, OutputSpec]] = {}
+        # By tokens that there is room for: where they are noted, and what is taken from there.
+        self._notes: dict[int, tuple[mx.array, mx.array, OutputSpec]] = {}
         self._slots, self._table = np.zeros(0, np.int32), mx.zeros(0, mx.int32)
         self.all_there = 1.0
         """The share of passes in which no expert was missing: of late, on average."""
@@ -61,19 +63,22 @@ class RunExperts:
         """Of all layers together."""
         return sum(layer.slots.slot_of.size for layer in self.layers)
 
-    def log(self, tokens: int) -> mx.array:
-        """Where a graph with room for so many tokens writes the experts that they have chosen."""
-        if tokens not in self._logs:
-            self._logs[tokens] = mx.zeros(tokens * sum(self._tops), mx.int32)
-            mx.eval(self._logs[tokens])
-        return self._logs[tokens]
+    def may_fit(self, tokens: int) -> bool:
+        """Whether so many tokens' experts are likely to fit in the slots: many are those of several tokens."""
+        return all(
+            tokens * top <= SHARED * layer.slots.count or layer.slots.is_complete
+            for layer, top in zip(self.layers, self._tops, strict=True)
+        )
 
-    def spot(self, tokens: int) -> tuple[mx.array, OutputSpec]:
-        """Where in the log they are: all of it."""
-        if tokens not in self._spots:
-            size = self.log(tokens).size
-            self._spots[tokens] = mx.array([0, size, *[0] * 6], mx.int32), OutputSpec((1, size), mx.int32)
-        return self._spots[tokens]
+    def notes(self, tokens: int) -> tuple[mx.array, mx.array, OutputSpec]:
+        """Where a graph with room for so many tokens writes the experts that they have chosen, and what `take_result`
+        takes from there: all of it."""
+        if tokens not in self._notes:
+            size = tokens * sum(self._tops)
+            arrays = mx.zeros(size, mx.int32), mx.array([0, size, *[0] * 6], mx.int32)
+            mx.eval(arrays)
+            self._notes[tokens] = (*arrays, OutputSpec((1, size), mx.int32))
+        return self._notes[tokens]
 
     def places(self, table: mx.array, tokens: int) -> Iterator[ExpertPlaces]:
         """Of each layer, in such a graph."""
@@ -81,7 +86,7 @@ class RunExperts:
         ends = zip(accumulate(sizes), accumulate(self._tops), strict=True)
         for (end, end_of_top), size, top in zip(ends, sizes, self._tops, strict=True):
             begins = mx.array([end - size, (end_of_top - top) * tokens, *[0] * 6], mx.int32)
-            yield ExpertPlaces(table, begins, self.log(tokens))
+            yield ExpertPlaces(table, begins, self.notes(tokens)[0])
 
     def table(self, slots: Sequence[np.ndarray]) -> mx.array:
         """For the device."""
@@ -92,10 +97,11 @@ class RunExperts:
 
     def choices(self, launched: LaunchedRun, tokens: int) -> list[np.ndarray]:
         """The experts [tokens, top] that each layer's tokens have chosen. Waits for the device."""
-        log = np.array(launched.choices).reshape(-1)
-        room, ends = log.size // sum(self._tops), accumulate(self._tops)
+        mx.eval(launched.choices)
+        noted = np.array(launched.choices).reshape(-1)
+        room, ends = noted.size // sum(self._tops), accumulate(self._tops)
         return [
-            log[(end - top) * room : end * room].reshape(room, top)[:tokens]
+            noted[(end - top) * room : end * room].reshape(room, top)[:tokens]
             for end, top in zip(ends, self._tops, strict=True)
         ]
 
@@ -132,6 +138,10 @@ def compute_runs(runs: Sequence[RunExperts], x: mx.array, tokens: int, launch: L
     most = _launched_ahead(runs)
     while number < len(runs):
         run = runs[number]
+        if not run.may_fit(tokens):
+            launched.clear()
+            x, number, known = by_parts(number, x, 0), number + 1, 0
+            continue
         if not launched:
             for ahead, each in enumerate(runs[number : number + most], number):
                 slots = [layer.readable_slots(waits=most == 1) for layer in each.layers]
