@@ -53,8 +53,9 @@ from ingot.models.forward import (
     new_batch_state,
     run_forward,
 )
-from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import multiply_every_row, reserve_scratch
+from ingot.models.layers.graph_layers import why_uncovered
 from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts

@@ -17,20 +17,17 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from ingot.cache.arrays import copy_array
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import BatchMasks, MixedBatch
-from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, ReplayStage, replay_stage
-from ingot.kernels.decode_graph.kernels import store_addresses, take_result
+from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.device import Device
 from ingot.kernels.gpu.cuda_graph import CudaError
 from ingot.kernels.gpu.kernel_source import LaunchRehearsal
@@ -47,7 +44,6 @@ from ingot.kernels.recurrent.kernels import RecurrentSpans
 from ingot.kernels.selfcheck import first_wrong
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.fused_layers import LayerStandIn, is_mlx_lm_cache, replace_layers
-from ingot.models.layers.graph_experts import LaunchedRun, compute_runs
 from ingot.models.layers.graph_inputs import (
     AttentionContext,
     AttentionKind,
@@ -63,11 +59,11 @@ from ingot.models.layers.graph_inputs import (
     StepContext,
     StepInputs,
     coded_addresses_of,
+    kernel_storage_of,
     slab_addresses_of,
 )
 from ingot.models.layers.graph_layers import (
     GraphLayers,
-    GraphRun,
     OwnBlock,
     difference_beyond_rounding,
     graph_layers_of,
@@ -79,6 +75,7 @@ from ingot.models.layers.mlp import all_fixed_experts
 from ingot.models.layers.modules import extend, own_class
 from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
+from ingot.models.layers.streamed_runs import GraphRun, StreamedRuns
 from ingot.models.layers.token_lots import lot_step, lot_tokens, token_lots
 
 log = logging.getLogger("ingot.models")
@@ -276,7 +273,8 @@ class DecodeGraphs:
     def step_over(self, states: Sequence[Any], dtype: mx.Dtype) -> GraphStep | None:
         """The data of the open forward batch, for a graph in which others capture these layers; None where no graph
         covers it."""
-        if self.refusal is not None or self.loras.version or self._token_scale is not None or self.parts.streams_experts:
+        is_plain = self._token_scale is None and not self.parts.streams_experts
+        if self.refusal is not None or self.loras.version or not is_plain:
             return None
         steps = self._steps(dtype, [LayerCall({"cache": state}) for state in states], states)
         return steps[0] if len(steps) == 1 else None
@@ -290,7 +288,7 @@ class DecodeGraphs:
         angles: dict[RopeAngles, int] = {}
         for number, window in zip(self._attention, windows, strict=True):
             state, part = states[number], self._attention[number]
-            storage = _kernel_storage_of(state, part, dtype)
+            storage = kernel_storage_of(state, part.module._kv_heads, part.kv_sizes(state), dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
             rope = None if storage is None else part.rope_kernel(storage.sizes, dtype)
             if storage is None or attention is None or rope is None:
@@ -350,56 +348,23 @@ class DecodeGraphs:
         recurrent = [calls[number].state for number in self._recurrent]
         arrays_of = [part.states_of for part in self._recurrent.values()]
         after = self._states.store(self.stage.run, recurrent, arrays_of, after)
-        numbered = iter(enumerate(self.parts.runs))
-        for streams, some in groupby(numbered, lambda each: isinstance(each[1], GraphRun) and bool(each[1].experts)):
-            if streams:
-                x, after = self._replay_streamed([(n, run) for n, run in some], x, step, after)
-                continue
-            for number, run in some:
+
+        def replay(number: Hashable, run: GraphRun, states: mx.array, *more: mx.array) -> tuple[mx.array, mx.array]:
+            nonlocal after
+            y, after = self._replay_for(context, key, number, run)([mx.contiguous(states), *step.inputs, *more], after)
+            return y, after
+
+        try:
+            for number, run in self.parts.steps:
                 if isinstance(run, GraphRun):
-                    y, after = self._replay_for(context, key, number, run)([mx.contiguous(x), *step.inputs], after)
-                    x = y.reshape(shape)
+                    x = replay(number, run, x)[0].reshape(shape)
+                elif isinstance(run, StreamedRuns):
+                    x = run.compute(x.reshape(step.tokens, -1), step, self.stage.run, replay).reshape(shape)
                 else:
                     x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
-        self.close_pages(context, after)
+        finally:  # an expert may be unreadable
+            self.close_pages(context, after)
         return x
-
-    def _replay_streamed(
-        self, runs: Sequence[tuple[int, GraphRun]], x: mx.array, step: GraphStep, after: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Runs, with their numbers, that have experts which are read when they are needed."""
-        context, key, run_kernel, shape = step.context, step.key, self.stage.run, x.shape
-
-        def replay(number: Hashable, run: GraphRun, states: mx.array, further: Sequence[mx.array]) -> mx.array:
-            nonlocal after
-            y, after = self._replay_for(context, key, number, run)([states, *step.inputs, *further], after)
-            return y
-
-        def launch(at: int, states: mx.array, slots: Sequence[np.ndarray]) -> LaunchedRun:
-            number, run = runs[at]
-            assert run.experts is not None
-            y = replay(number, run, states, [run.experts.table(slots)])
-            launched = LaunchedRun(y, take_result(run_kernel, after, *run.experts.notes(key.tokens)), slots)
-            mx.async_eval(launched.result, launched.choices)
-            return launched
-
-        def by_parts(at: int, states: mx.array, known: int) -> mx.array:
-            number, run = runs[at]
-            given = StepInputs(None, step.slots[0], step.token_loras, None, key.has_fixed_experts)
-            for place, single in enumerate(run.singles):
-                if single.experts is None:
-                    states = replay((number, place), single, states, [])
-                    continue
-                [(_, part)], (before, behind) = single.parts, single.residuals
-                assert isinstance(part, MoePart)
-                normed = before(run_kernel, states, None)[1]
-                added = part.compute(run_kernel, normed, given, are_there=known > 0)
-                states, known = behind(run_kernel, states, added)[0], known - 1
-            return states
-
-        found = [run.experts for _, run in runs if run.experts is not None]
-        y = compute_runs(found, mx.contiguous(x.reshape(step.tokens, -1)), step.tokens, launch, by_parts)
-        return y.reshape(shape), after
 
     def open_pages(self, context: StepContext, keys: Sequence[GraphKey]) -> mx.array:
         """A token for the replay of a graph that reads and writes the pages of steps."""
@@ -514,8 +479,9 @@ class DecodeGraphs:
         added: mx.array | None = None
         for (layer, part), residual in zip(run.parts, run.residuals[:-1], strict=True):
             states, normed = residual(capture, states, added)
-            own = next(places) if isinstance(part, MoePart) and part.streamed is not None else None
-            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts, own)
+            given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts)
+            if isinstance(part, MoePart) and part.streamed is not None:
+                given = replace(given, places=next(places))
             added = part.capture(capture, normed, given)
         return run.residuals[-1](capture, states, added)[0]
 
@@ -563,14 +529,6 @@ class DecodeGraphs:
 
 def give_angles(capture: GraphCapture, key: GraphKey) -> list[mx.array]:
     return [capture.give(shape, mx.float32) for shape in key.angles]
-
-
-def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
-    """The storage of a layer's KV, if the graph can address it."""
-    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
-    if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
-        return None
-    return storage
 
 
 class GraphedLayer(LayerStandIn):
@@ -622,15 +580,6 @@ def capture_layers(model: Any, device: Device) -> DecodeGraphs | None:
         decoder._stack = stack
         model.get("language_model", model).update_modules({"model": decoder})
     return stack
-
-
-def why_uncovered(model: Any) -> str | None:
-    """Which part of its layers keeps a model, whose modules were swapped, from being run as graphs."""
-    try:
-        graph_layers_of(model)
-    except UncoveredPartError as error:
-        return str(error)
-    return None
 
 
 def decode_graphs_of(model: Any) -> DecodeGraphs | None:

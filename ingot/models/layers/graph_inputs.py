@@ -139,6 +139,14 @@ def slab_addresses_of(storage: KernelStorage) -> mx.array:
     return storage.addresses
 
 
+def kernel_storage_of(state: AppendState, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> KernelStorage | None:
+    """The storage of a layer's KV, if a graph can address it."""
+    storage = state.provided(heads, sizes, dtype)
+    if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
+        return None
+    return storage
+
+
 def coded_addresses_of(storage: KernelStorage) -> mx.array:
     return storage.coded_pages.addresses
 

@@ -20,7 +20,6 @@ from ingot.kernels.decode_graph.kernels import ResidualNorm
 from ingot.kernels.dense_matmul.kernels import MOST_ROWS
 from ingot.models.families.description import SharedKvSpec
 from ingot.models.layers.gpu_linear import FEW_ROWS, DenseKernelLinear, JoinedLinear
-from ingot.models.layers.graph_experts import RunExperts, StreamedLayer
 from ingot.models.layers.graph_parts import (
     AttentionPart,
     GraphPart,
@@ -38,6 +37,7 @@ from ingot.models.layers.layer_program import (
     layer_program_of,
 )
 from ingot.models.layers.modules import own_class
+from ingot.models.layers.streamed_runs import GraphRun, RunExperts, StreamedLayer, StreamedRuns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,20 +56,6 @@ class GraphLayer:
     def mixer(self) -> AttentionPart | RecurrentPart | None:
         """The part that has a state, if there is one."""
         return next((part for part in self.parts if isinstance(part, AttentionPart | RecurrentPart)), None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphRun:
-    """Residual blocks, one after another, that are one graph."""
-
-    parts: Sequence[tuple[int, GraphPart]]
-    """With the numbers of their layers."""
-    residuals: Sequence[ResidualNorm]
-    """What is between parts: one before each of them, and one behind the last."""
-    experts: RunExperts | None = None
-    """Those that are read when they are needed, if it has any: it may have to be launched again."""
-    singles: Sequence[GraphRun] = ()
-    """Each of its parts as a run, where the experts may be too many to launch it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +87,8 @@ class GraphLayers:
     layers: Sequence[GraphLayer]
     runs: Sequence[GraphRun | OwnBlock | OwnLayer]
     """What is computed one after another."""
+    steps: Sequence[tuple[int, GraphRun | StreamedRuns | OwnBlock | OwnLayer]]
+    """The same, each with its number; those as one that follow one another and read experts when they are needed."""
     size: int
     """Of hidden states."""
     lacking: str | None
@@ -123,7 +111,7 @@ class GraphLayers:
     @property
     def streams_experts(self) -> bool:
         """Whether experts are read when they are needed."""
-        return any(isinstance(run, GraphRun) and run.experts is not None for run in self.runs)
+        return any(isinstance(step, StreamedRuns) for _, step in self.steps)
 
     @property
     def has_fixed_experts(self) -> bool:
@@ -175,7 +163,17 @@ def graph_layers_of(model: Any) -> GraphLayers:
     if attention is None or (passes_kv and not all(planned)):
         raise UncoveredPartError(lacking[0] if lacking else "layers without attention")
     size = attention.out.linear.weight.shape[0]
-    return GraphLayers(layers, _runs_of(planned), size, lacking[0] if lacking else None)
+    runs = _runs_of(planned)
+    return GraphLayers(layers, runs, _steps_of(runs), size, lacking[0] if lacking else None)
+
+
+def why_uncovered(model: Any) -> str | None:
+    """Which part of its layers keeps a model, whose modules were swapped, from being run as graphs."""
+    try:
+        graph_layers_of(model)
+    except UncoveredPartError as error:
+        return str(error)
+    return None
 
 
 def _planned_blocks(layer: Any, number: int, lacking: list[str]) -> list[_PlannedBlock]:
@@ -244,6 +242,20 @@ def _runs_of(planned: list[list[_PlannedBlock]]) -> list[GraphRun | OwnBlock | O
                 open_run.append(each)
     close()
     return runs
+
+
+def _steps_of(
+    runs: Sequence[GraphRun | OwnBlock | OwnLayer],
+) -> list[tuple[int, GraphRun | StreamedRuns | OwnBlock | OwnLayer]]:
+    steps = list[tuple[int, GraphRun | StreamedRuns | OwnBlock | OwnLayer]]()
+    for number, run in enumerate(runs):
+        if not isinstance(run, GraphRun) or run.experts is None:
+            steps.append((number, run))
+        elif steps and isinstance(before := steps[-1][1], StreamedRuns):
+            before.runs.append(run)
+        else:
+            steps.append((number, StreamedRuns(number, [run])))
+    return steps
 
 
 def _run_of(blocks: Sequence[_PlannedBlock]) -> GraphRun:

@@ -352,9 +352,7 @@ class MoePart:
         chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
         return chosen, weights, self._shared(run, states, logits, inputs)
 
-    def _shared(
-        self, capture: Launcher, states: mx.array, logits: mx.array, inputs: StepInputs
-    ) -> SharedOutput | None:
+    def _shared(self, capture: Launcher, states: mx.array, logits: mx.array, inputs: StepInputs) -> SharedOutput | None:
         if self.shared is None:
             return None
         output = self.shared.capture(capture, states, inputs)
@@ -457,9 +455,7 @@ def multiply_in_graph(capture: Launcher, linear: Any, x: mx.array) -> mx.array:
     return add_bias(capture, y, linear.bias) if "bias" in linear else y
 
 
-def multiply_with_lora(
-    capture: Launcher, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
-) -> mx.array:
+def multiply_with_lora(capture: Launcher, product: JoinedLinear, x: mx.array, token_loras: mx.array | None) -> mx.array:
     """The same, with what the tokens' adapters add."""
     y, matrices = multiply_in_graph(capture, product.linear, x), lora_matrices_of(product)
     return y if token_loras is None or matrices is None else add_lora_products(capture, x, y, matrices, token_loras)

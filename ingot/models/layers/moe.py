@@ -50,7 +50,6 @@ class MoeKernels:
             inner, self.down, chosen
         )
 
-
     def products(self, states: mx.array, places: mx.array) -> mx.array:
         """The same of the experts in these slots [tokens, top]: [tokens, top, size]."""
         return self.multiply(states, mx.contiguous(places.reshape(-1))).reshape(*places.shape, -1)

@@ -14,10 +14,9 @@ from ingot.models.experts import streaming
 from ingot.models.experts.files import WeightsUnreadable, read_bytes
 from ingot.models.experts.slots import NOWHERE
 from ingot.models.experts.streaming import LayerExperts
-from ingot.models.layers import decode_graph, graph_layers
+from ingot.models.layers import graph_layers, streamed_runs
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
-from ingot.models.layers.graph_experts import RunExperts
-from ingot.models.layers.graph_layers import GraphRun
+from ingot.models.layers.streamed_runs import GraphRun, RunExperts
 from tests.kernels.paged_attention.memory import emulated
 from tests.launches import computed, decoded
 from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
@@ -68,7 +67,7 @@ class NotedSession(Session):
         super().__init__(adapter, rows)
         numbers = {id(run.experts): number for number, run in enumerate(runs_of(adapter))}
         choices, compute = RunExperts.choices, LayerExperts.compute
-        own = decode_graph.LaunchedRun
+        own = streamed_runs.LaunchedRun
 
         def noted_choices(run: RunExperts, *given: object) -> list[np.ndarray]:
             self.events.append(f"check {numbers[id(run)]}")
@@ -84,7 +83,7 @@ class NotedSession(Session):
 
         monkeypatch.setattr(RunExperts, "choices", noted_choices)
         monkeypatch.setattr(LayerExperts, "compute", noted_compute)
-        monkeypatch.setattr(decode_graph, "LaunchedRun", noted_launch)
+        monkeypatch.setattr(streamed_runs, "LaunchedRun", noted_launch)
 
 
 def forget(layer: LayerExperts, kept: Sequence[int] = ()) -> None:

@@ -1,10 +1,10 @@
-"""Decode graphs with experts that are read when they are needed.
+"""Graphs with experts that are read when they are needed.
 
 A run with such experts is launched with those that are in slots, before the host knows which are needed, and so are the
-runs behind it. Each graph writes down which experts tokens have chosen. Where one was missing, it is read, and so are
-those that later layers have chosen from states that were nearly right; then the run is launched again. Attention
-writes the same keys and values to the same places; recurrent states are no part of such runs. A run whose tokens need
-more experts than a layer has slots is computed part by part.
+runs behind it. Each graph notes which experts tokens have chosen. Where one was missing, it is read, and so are those
+that later layers have chosen from states that were nearly right; then the run is launched again. Attention writes the
+same keys and values to the same places; recurrent states are no part of such runs. A run whose tokens need more experts
+than a layer has slots is computed part by part.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from typing import Final, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from ingot.kernels.decode_graph.kernels import ResidualNorm, take_result
 from ingot.kernels.gpu.kernel_source import OutputSpec
+from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.moe.kernels import ExpertPlaces
 from ingot.models.experts.streaming import Arriving, LayerExperts
+from ingot.models.layers.graph_inputs import GraphStep, StepInputs
+from ingot.models.layers.graph_parts import GraphPart, MoePart
 
 LEARNING: Final = 0.1
 """How much of what is known of a run the last pass makes up."""
@@ -41,7 +45,7 @@ class StreamedLayer(NamedTuple):
 class LaunchedRun:
     result: mx.array
     choices: mx.array
-    """The experts that each layer's tokens have chosen, one layer's behind another's."""
+    """The experts that each layer's tokens have chosen, one layer's behind another's: the host waits for them."""
     slots: Sequence[np.ndarray]
     """Of each layer, those that it was launched with."""
 
@@ -57,6 +61,11 @@ class RunExperts:
         self._slots, self._table = np.zeros(0, np.int32), mx.zeros(0, mx.int32)
         self.all_there = 1.0
         """The share of passes in which no expert was missing: of late, on average."""
+
+    @property
+    def guesses(self) -> bool:
+        """Whether guesses of what they need are acted on."""
+        return any(layer.guesses for layer in self.layers)
 
     @property
     def experts(self) -> int:
@@ -126,44 +135,99 @@ class _Checked(NamedTuple):
     """Of missing experts of the last of them; None where none is missing."""
 
 
-Launch = Callable[[int, mx.array, Sequence[np.ndarray]], LaunchedRun]
-"""A run, by its number, on states, with the slots of its layers."""
-ByParts = Callable[[int, mx.array, int], mx.array]
-"""The same, part by part: all experts of so many of its layers are there."""
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRun:
+    """Residual blocks, one after another, that are one graph."""
+
+    parts: Sequence[tuple[int, GraphPart]]
+    """With the numbers of their layers."""
+    residuals: Sequence[ResidualNorm]
+    """What is between parts: one before each of them, and one behind the last."""
+    experts: RunExperts | None = None
+    """Those that are read when they are needed, if it has any: it may have to be launched again."""
+    singles: Sequence[GraphRun] = ()
+    """Each of its parts as a run, where the experts may be too many to launch it."""
 
 
-def compute_runs(runs: Sequence[RunExperts], x: mx.array, tokens: int, launch: Launch, by_parts: ByParts) -> mx.array:
-    """What runs, one after another, make of states. Raises WeightsUnreadable."""
-    launched, number, known = deque[LaunchedRun](), 0, 0
-    most = _launched_ahead(runs)
-    while number < len(runs):
-        run = runs[number]
-        if not run.may_fit(tokens):
-            launched.clear()
-            x, number, known = by_parts(number, x, 0), number + 1, 0
-            continue
-        if not launched:
-            for ahead, each in enumerate(runs[number : number + most], number):
-                slots = [layer.readable_slots(waits=most == 1) for layer in each.layers]
-                launched.append(launch(ahead, launched[-1].result if launched else x, slots))
-        first = launched.popleft()
-        choices = run.choices(first, tokens)
-        checked = run.check(first, choices, known)
-        if checked.reads is None:
-            is_whole = checked.known == len(run.layers)
-            x, number, known = first.result if is_whole else by_parts(number, x, checked.known), number + 1, 0
-            if is_whole:
+Replay = Callable[..., tuple[mx.array, mx.array]]
+"""Of a run and what it is known by, on states [tokens, size] and what else its graph is given: what it makes of them,
+and a token for what follows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamedRuns:
+    """Runs, one after another, that all have experts which are read when they are needed."""
+
+    first: int
+    """The number of the first run."""
+    runs: list[GraphRun]
+
+    def compute(self, x: mx.array, step: GraphStep, launcher: Launcher, replay: Replay) -> mx.array:
+        """What they make of states [tokens, size]. Raises WeightsUnreadable."""
+        experts = [run.experts for run in self.runs if run.experts is not None]
+        launched, number, known, most = deque[LaunchedRun](), 0, 0, _launched_ahead(experts)
+        while number < len(experts):
+            run = experts[number]
+            if not run.may_fit(step.tokens):
+                x, number = self._by_parts(number, x, 0, step, launcher, replay), number + 1
+                launched.clear()
                 continue
-        else:
-            _read_ahead(run.layers[checked.known :], choices[checked.known :])
-            for other, later in zip(runs[number + 1 :], launched, strict=False):
-                if any(layer.guesses for layer in other.layers):
-                    _read_ahead(other.layers, other.choices(later, tokens))
-            run.layers[checked.known - 1].settle(checked.reads)
-            known = checked.known
-        launched.clear()
-        most = 1
-    return x
+            if not launched:
+                for ahead, each in enumerate(experts[number : number + most], number):
+                    slots = [layer.readable_slots(waits=most == 1) for layer in each.layers]
+                    states = launched[-1].result if launched else x
+                    launched.append(self._launch(ahead, states, slots, step, launcher, replay))
+            first = launched.popleft()
+            choices = run.choices(first, step.tokens)
+            checked = run.check(first, choices, known)
+            if checked.reads is None and checked.known == len(run.layers):
+                x, number, known = first.result, number + 1, 0
+                continue
+            if checked.reads is None:
+                x, number, known = self._by_parts(number, x, checked.known, step, launcher, replay), number + 1, 0
+            else:
+                _read_ahead(run.layers[checked.known :], choices[checked.known :])
+                for other, later in zip(experts[number + 1 :], launched, strict=False):
+                    if other.guesses:
+                        _read_ahead(other.layers, other.choices(later, step.tokens))
+                known = checked.known
+                run.layers[known - 1].settle(checked.reads)
+            launched.clear()
+            most = 1
+        return x
+
+    def _launch(
+        self,
+        number: int,
+        states: mx.array,
+        slots: Sequence[np.ndarray],
+        step: GraphStep,
+        launcher: Launcher,
+        replay: Replay,
+    ) -> LaunchedRun:
+        """A run, with the slots of its layers."""
+        experts = self.runs[number].experts
+        assert experts is not None
+        y, done = replay(self.first + number, self.runs[number], states, experts.table(slots))
+        launched = LaunchedRun(y, take_result(launcher, done, *experts.notes(step.key.tokens)), slots)
+        mx.async_eval(launched.result, launched.choices)
+        return launched
+
+    def _by_parts(
+        self, number: int, states: mx.array, known: int, step: GraphStep, launcher: Launcher, replay: Replay
+    ) -> mx.array:
+        """A run, of so many of whose layers all experts are there."""
+        given = StepInputs(None, step.slots[0], step.token_loras, None, step.has_fixed_experts)
+        for place, single in enumerate(self.runs[number].singles):
+            if single.experts is None:
+                states = replay((self.first + number, place), single, states)[0]
+                continue
+            [(_, part)], (before, behind) = single.parts, single.residuals
+            assert isinstance(part, MoePart)
+            normed = before(launcher, states, None)[1]
+            added = part.compute(launcher, normed, given, are_there=known > 0)
+            states, known = behind(launcher, states, added)[0], known - 1
+        return states
 
 
 def _read_ahead(layers: Sequence[LayerExperts], choices: Sequence[np.ndarray]) -> None:
@@ -175,7 +239,7 @@ def _read_ahead(layers: Sequence[LayerExperts], choices: Sequence[np.ndarray]) -
 def _launched_ahead(runs: Sequence[RunExperts]) -> int:
     """How many runs are launched before the first is checked: all of them where what they choose is a guess that is
     acted on."""
-    if any(layer.guesses for run in runs for layer in run.layers):
+    if any(run.guesses for run in runs):
         return len(runs)
     likely = list(takewhile(lambda chance: chance > LIKELY, accumulate((run.all_there for run in runs), mul)))
     return max(1, len(likely))
