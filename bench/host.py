@@ -54,6 +54,7 @@ from ingot.models import forward
 from ingot.models.adapter import ModelAdapter, adapt_model
 from ingot.models.experts.streaming import LayerExperts
 from ingot.models.forward import CompiledSteps
+from ingot.models.layers.streamed_runs import StreamedRuns
 from ingot.upstream import import_upstream
 
 METAL = Device("metal", "Metal, pretended", 1 << 34)
@@ -366,8 +367,9 @@ class HostWork:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """What the thread spends on layers that have to know which experts tokens have chosen."""
-        compute = LayerExperts.compute
+        """What the thread spends on layers that have to know which experts tokens have chosen; of graphs with such
+        layers, on each of their layers."""
+        compute, compute_runs = LayerExperts.compute, StreamedRuns.compute
 
         def call(layer: LayerExperts, *given: Any) -> mx.array:
             began = time.thread_time()
@@ -376,7 +378,14 @@ class HostWork:
                 self.seconds.append(time.thread_time() - began)
             return y
 
-        with patch.object(LayerExperts, "compute", call):
+        def call_runs(runs: StreamedRuns, *given: Any) -> mx.array:
+            began = time.thread_time()
+            y = compute_runs(runs, *given)
+            layers = sum(len(run.experts.layers) for run in runs.runs if run.experts is not None)
+            self.seconds.append((time.thread_time() - began) / layers)
+            return y
+
+        with patch.object(LayerExperts, "compute", call), patch.object(StreamedRuns, "compute", call_runs):
             yield
 
 
