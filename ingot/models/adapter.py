@@ -39,7 +39,7 @@ from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, SlowerParts, sl
 from ingot.models.checkpoint import evaluate_in_pieces, pause_loading
 from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.experts.loading import ExpertMemory, stream_experts
-from ingot.models.experts.streaming import ExpertStore, StreamedExperts
+from ingot.models.experts.streaming import CheckedOnce, ExpertStore, StreamedExperts
 from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
@@ -266,10 +266,15 @@ class ModelAdapter:
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
+        if self.experts is not None:
+            self.experts.trial.begin_pass(tokens.size)
         vision = None if visual is None or self.tower is None else (visual, self.deepstack, self.tower.stand_in)
         compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
-            return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)
+            model = self.steps or self.model
+            if self.experts is not None and self.experts.checks_once and vision is None:
+                model = CheckedOnce(model, self.experts)
+            return compute(model, self.selection, rows, tokens, parts, at)
         assert self.selection is not None, "a model without a known output head gives no hidden states"
         with self.selection.capturing_hidden():
             logits = compute(self.model, self.selection, rows, tokens, parts, at)
@@ -339,6 +344,7 @@ def load_model_adapter(
         adapted = replace(adapted, lossy=lossy, experts=streamed)
         if streamed is not None:  # which experts are in memory is decided between layers: steps are not compiled
             streamed.read_ahead = expert_memory is not None and expert_memory.read_ahead
+            streamed.checks_once = _captured_graphs(model) is None
             adapted = replace(adapted, steps=None)
             return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:

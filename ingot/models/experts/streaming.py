@@ -9,7 +9,8 @@ in rounds: each pair of a token and an expert in one of them, to the same bits.
 What the next layer's tokens will choose is guessed by that layer's router from this layer's hidden states, and read
 while this layer computes. Choices and guess are evaluated together: a mixture costs one wait for the device, and none
 where all experts of a layer have slots. On GPUs products are launched before that wait, with the experts that are
-there, and once more if one was not. A slot is only written once everything that reads it was evaluated.
+there, and once more if one was not. Where passes mostly find all experts in slots, one is computed with those and
+checked once, at its end (`CheckedOnce`). A slot is only written once everything that reads it was evaluated.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
-from statistics import median
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from ingot.cache.attention_state import AppendState
 from ingot.kernels.gpu.device_copies import DeviceCopies
 from ingot.models.experts.files import (
     LONGEST_WAIT_S,
@@ -37,10 +37,10 @@ from ingot.models.experts.files import (
     SparePiece,
     WeightsUnreadable,
 )
+from ingot.models.experts.guessing import FEW_TOKENS, GuessTrial, RouterGuess, by_likelihood
 from ingot.models.experts.kept import KEPT, KeptLayer
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
 from ingot.models.experts.weights import BesideSlot, SlotWeights, StoredExperts
-from ingot.models.families.description import MoeSpec
 from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
 from ingot.observe.metrics import ExpertStats
@@ -59,45 +59,8 @@ HELD_BYTES: Final = 1 << 17
 """Outputs that are held until slots are written to; larger ones may be those of a prompt."""
 
 
-TRIAL_PASSES, TRIAL_INTERVAL = 8, 512
-"""Decoding passes that are timed with guesses and as many without, and how many follow the faster way until the next
-trial."""
-FEW_TOKENS: Final = 16
-"""Tokens of a pass that is timed, or has products launched early, at most."""
-LEAST_GAIN: Final = 1.02
-"""How many times as fast passes must be with guesses: these take other work's processors and the drive's time."""
-
-
 Products = Callable[[mx.array, mx.array], mx.array]
 """Of tokens [..., size] and the slots of their experts [..., top]: [..., top, size]."""
-
-
-class GuessTrial:
-    """Whether guessing what the next layer needs makes passes faster on this machine, which is measured: it costs the
-    host time in each layer, and where nearly all experts that are needed are in memory there is little to gain."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.guesses = True
-        self._clock = clock
-        self._began: float | None = None  # when the open pass did, if it is timed
-        self._passes = 0  # timed since the trial began
-        self._seconds: tuple[list[float], list[float]] = ([], [])  # without guesses, and with them
-
-    def begin_pass(self, tokens: int) -> None:
-        """A pass begins, and the one before it has ended."""
-        now, began = self._clock(), self._began
-        self._began = now if tokens <= FEW_TOKENS else None
-        if began is None:
-            return
-        self._passes += 1
-        if self._passes <= 2 * TRIAL_PASSES:
-            self._seconds[self.guesses].append(now - began)
-            self.guesses = self._passes < TRIAL_PASSES
-        if self._passes == 2 * TRIAL_PASSES:
-            without, with_guesses = map(median, self._seconds)
-            self.guesses = without > LEAST_GAIN * with_guesses
-        elif self._passes == 2 * TRIAL_PASSES + TRIAL_INTERVAL:
-            self._passes, self._seconds, self.guesses = 0, ([], []), True
 
 
 class StreamedExperts(nn.Module):
@@ -143,9 +106,16 @@ class ExpertStore:
         self.layers: list[LayerExperts] = []
         self.copies, self.launches_early = copies, launches_early
         self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
+        self.checks_once = False
+        """Whether passes that are likely to find all experts in slots are checked at their end: where layers are no
+        graphs, which see to it themselves."""
+        self.unchecked: list[UncheckedChoice] | None = None
+        """Of the open pass, if it is checked at its end."""
+        self.repeats = False
+        """Whether the open pass was computed before, but without an expert: what it needs was begun to be read."""
         self.files, self._form = files, form
         self._counts = dict.fromkeys(("hits", "predicted", "misses", "wasted", "rounds"), 0)
-        self._waited_s = 0.0
+        self._waited_s, self._whole = 0.0, 0.0
 
     @property
     def stats(self) -> ExpertStats:
@@ -184,6 +154,32 @@ class ExpertStore:
         return sum(
             layer.stored.bytes_of_one * (layer.guess.top if layer.guess is not None else 1) for layer in self.layers
         )
+
+    @property
+    def reads(self) -> int:
+        """Experts that were not in memory when they were needed, so far."""
+        return self._counts["misses"] + self._counts["predicted"]
+
+    @property
+    def is_likely_whole(self) -> bool:
+        """Whether a pass is likely to find all experts in slots."""
+        return self._whole > MOSTLY
+
+    def note_pass(self, *, was_whole: bool) -> None:
+        self._whole += LEARNING * (was_whole - self._whole)
+
+    def check_choices(self, choices: Sequence[UncheckedChoice]) -> bool:
+        """Whether all experts were there that a pass has chosen; else they are being read."""
+        found = [(each, np.array(each.chosen)) for each in choices]
+        missed = [(each.layer, chosen) for each, chosen in found if (each.slots[chosen] == NOWHERE).any()]
+        for layer, chosen in missed:
+            if layer.guesses:
+                layer.read_ahead(chosen)
+        if not missed:
+            for each, chosen in found:
+                each.layer.begin_missing(chosen, each.slots)
+            self.note_pass(was_whole=True)
+        return not missed
 
     def drive_speed(self) -> float | None:
         """Bytes a second at which experts are read that the system does not have in memory; None if that is not
@@ -225,34 +221,46 @@ class ExpertStore:
         self.spare.clear()
 
 
-@dataclass(frozen=True, eq=False)
-class RouterGuess:
-    """What a layer's router would choose for the hidden states of the layer before, the likeliest first, and more of
-    them than a token has: there may be time to read them. It is a guess: what lies between the layers is left out, and
-    so are groups of experts."""
+@dataclass(frozen=True, slots=True)
+class UncheckedChoice:
+    """What a layer's tokens have chosen in a pass that is checked at its end."""
+
+    layer: LayerExperts
+    chosen: mx.array
+    slots: np.ndarray
+    """Of each expert, or NOWHERE, when the products were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOnce:
+    """A model whose decode steps are computed with the experts that are in slots, where these are likely to be all that
+    are needed. What tokens have chosen is only looked at when a step was computed: unless all of it was there, it is
+    computed again, layer by layer, while what was missing is being read."""
 
     model: Any
-    path: str
-    """Of the mixture in the model, whose module may have been swapped."""
-    spec: MoeSpec
-    top: int
-    scale: mx.array | None
-    """By how much this layer's norm multiplies states more than that of the layer before."""
+    store: ExpertStore
 
-    def __call__(self, x: mx.array) -> mx.array:
-        owner: Any = self.model
-        for name in self.path.split("."):
-            owner = owner[int(name)] if isinstance(owner, list) else owner[name]
-        spec = self.spec
-        found: Any = attrgetter(spec.router)(owner)(x if self.scale is None else x * self.scale.astype(x.dtype))
-        if isinstance(found, tuple):
-            first: mx.array = found[0]
-            return first
-        scores = mx.sigmoid(found) if spec.scores == "sigmoid" else found
-        bias = None if spec.bias is None else attrgetter(spec.bias)(owner)
-        scores = scores if bias is None else scores + bias
-        most = min(self.top + self.top // 2, scores.shape[-1])
-        return mx.argsort(-scores, axis=-1)[..., :most]
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> mx.array:
+        store, logits = self.store, None
+        before = store.reads
+        if tokens.size <= FEW_TOKENS and store.is_likely_whole and all(isinstance(each, AppendState) for each in cache):
+            store.unchecked = []
+            try:
+                logits = self.model(tokens, cache=cache)
+            finally:
+                choices, store.unchecked = store.unchecked, None
+            mx.eval([each.chosen for each in choices])
+            if store.check_choices(choices):
+                return logits
+            mx.eval(logits)  # what it writes is written before it is written again
+        store.repeats = logits is not None
+        try:
+            logits = self.model(tokens, cache=cache)
+        finally:
+            store.repeats = False
+        if tokens.size <= FEW_TOKENS:
+            store.note_pass(was_whole=store.reads == before)
+        return logits
 
 
 @dataclass(eq=False)
@@ -264,17 +272,6 @@ class Arriving:
     read: ExpertRead
     victim: int | None = None
     """Who is in the slot, and stays there until it is written to: the read may be called off before."""
-
-
-def by_likelihood(guessed: np.ndarray) -> list[int]:
-    """Experts from the guesses of tokens [..., n], in each of which the likeliest come first."""
-    if guessed.size == guessed.shape[-1]:
-        only: list[int] = guessed.reshape(-1).tolist()
-        return only
-    ranks = guessed.shape[-1] - np.arange(guessed.shape[-1])
-    experts, places = np.unique(guessed, return_inverse=True)
-    weight = np.bincount(places.reshape(-1), np.broadcast_to(ranks, guessed.shape).reshape(-1))
-    return [int(experts[place]) for place in np.argsort(-weight, kind="stable")]
 
 
 class LayerExperts:
@@ -317,14 +314,15 @@ class LayerExperts:
 
     def compute(self, x: mx.array, indices: mx.array, owner: nn.Module, products: Products) -> mx.array:
         """The products of each token and its experts, as they are with all experts in memory. `owner` has the slots."""
-        self._products = owner
+        self._products, unchecked = owner, self._store.unchecked
+        if unchecked is not None and not self.slots.is_complete:
+            unchecked.append(UncheckedChoice(self, indices.astype(mx.int32), self.readable_slots(waits=False)))
+            return self._hold(products(x, self.slots.table[indices]))
         if self._weights is None:
             self._weights = self._slot_weights(owner)
             if self.slots.count == self.slots.slot_of.size:  # all of them can be there
                 self.settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
-        if self.number == 0:
-            self._store.trial.begin_pass(indices.size // indices.shape[-1])
-        following = self._following()
+        following = None if unchecked is not None else self._following()
         guessed = [] if following is None or following.guess is None else [following.guess(x)]
         if self.slots.is_complete:  # nothing is written there, and nobody has to know which are used
             y = products(x, self.slots.table[indices])
@@ -384,8 +382,6 @@ class LayerExperts:
     def begin_missing(self, chosen: np.ndarray, slots: np.ndarray) -> list[Arriving] | None:
         """A choice of which products were launched with the experts in these slots: returns the reads of those that
         were not; None if all were."""
-        if self.number == 0:
-            self._store.trial.begin_pass(len(chosen))
         reads = [] if self.slots.is_complete else self._begin_reading(self._note_choice(chosen))
         return reads if (slots[chosen] == NOWHERE).any() else None
 
@@ -412,7 +408,7 @@ class LayerExperts:
     def _following(self) -> LayerExperts | None:
         """The next layer, if its experts are to be guessed."""
         layers, number = self._store.layers, self.number + 1
-        guesses = self._store.read_ahead and self._store.trial.guesses
+        guesses = self._store.read_ahead and self._store.trial.guesses and not self._store.repeats
         following = layers[number] if guesses and number < len(layers) else None
         if following is None or following.guess is None or following._weights is None:
             return None
@@ -569,8 +565,12 @@ class LayerExperts:
 
     def _launch(self, y: mx.array) -> mx.array:
         """Have the device begin with what reads slots."""
+        mx.async_eval(self._hold(y), self._output)
+        return y
+
+    def _hold(self, y: mx.array) -> mx.array:
+        """Until it is evaluated, slots are not written to."""
         self._output = y if y.nbytes <= HELD_BYTES else y.reshape(-1)[:1] + 0
-        mx.async_eval(y, self._output)
         return y
 
     def _wait_for_output(self) -> None:

@@ -14,10 +14,11 @@ import pytest
 
 from ingot.errors import ConfigError, ModelError
 from ingot.models.adapter import ModelAdapter
-from ingot.models.experts import streaming
+from ingot.models.experts import guessing, streaming
 from ingot.models.experts.files import READERS, ExpertRead, WeightsUnreadable, read_bytes
+from ingot.models.experts.guessing import FEW_TOKENS, TRIAL_INTERVAL, TRIAL_PASSES, GuessTrial
 from ingot.models.experts.slots import NOWHERE
-from ingot.models.experts.streaming import FEW_TOKENS, TRIAL_INTERVAL, TRIAL_PASSES, GuessTrial, LayerExperts
+from ingot.models.experts.streaming import LayerExperts
 from ingot.models.layers.decode_graph import decode_graphs_of
 from ingot.models.layers.moe import JoinedMoe
 from tests.kernels.gpu.host_copies import host_copies
@@ -192,7 +193,7 @@ def test_reads_past_the_page_cache_bring_the_same_experts(packing: str, tmp_path
 
 
 def test_what_the_next_layer_needs_is_read_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "TRIAL_PASSES", 100)
+    monkeypatch.setattr(guessing, "TRIAL_PASSES", 100)
     folder = saved("qwen3_moe", tmp_path, calm=True)
     found = []
     for read_ahead in (True, False):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ingot.models.adapter import ModelAdapter
-from ingot.models.experts import streaming
+from ingot.models.experts import guessing
 from ingot.models.experts.files import WeightsUnreadable, read_bytes
 from ingot.models.experts.slots import NOWHERE
 from ingot.models.experts.streaming import LayerExperts
@@ -28,7 +28,7 @@ pytestmark = [emulated, pytest.mark.usefixtures("on_cuda")]
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_AS", "cuda")
     monkeypatch.setattr(graph_layers, "MOST_STREAMED", 1)
-    monkeypatch.setattr(streaming, "TRIAL_PASSES", 1000)  # what is guessed is read
+    monkeypatch.setattr(guessing, "TRIAL_PASSES", 1000)  # what is guessed is read
 
 
 @pytest.fixture
