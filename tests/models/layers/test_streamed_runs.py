@@ -33,7 +33,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return saved("qwen3_moe", tmp_path, PACKINGS["4 bits"])
+    return saved("qwen3_moe", tmp_path, PACKINGS["4 bits"], num_hidden_layers=4)
 
 
 def stack_of(adapter: ModelAdapter) -> DecodeGraphs:
