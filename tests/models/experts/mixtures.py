@@ -19,7 +19,9 @@ from ingot.upstream import SwitchLinear
 from tests.models.layers import family_configs
 
 EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
-WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64, "head_dim": 16, "qk_rope_head_dim": 16}
+WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
+IN_GRAPHS = {"head_dim": 16}
+"""What decode graphs have kernels for."""
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 PACKINGS = {
     "32 bits": None,

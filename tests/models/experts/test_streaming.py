@@ -25,7 +25,7 @@ from ingot.models.layers.decode_graph import decode_graphs_of
 from ingot.models.layers.moe import JoinedMoe
 from tests.kernels.gpu.host_copies import host_copies
 from tests.launches import computed, decoded, prompt_logits
-from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
+from tests.models.experts.mixtures import IN_GRAPHS, PACKINGS, PROMPT, loaded, saved, store_of
 from tests.one_path import one_path
 
 __all__ = ["one_path"]
@@ -62,7 +62,7 @@ def all_logits(adapter: ModelAdapter) -> list[mx.array]:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "packing"), CASES)
 def test_answers_are_those_of_the_model_in_memory(family: str, packing: str, rules: str, tmp_path: Path) -> None:
-    folder = saved(family, tmp_path, PACKINGS[packing])
+    folder = saved(family, tmp_path, PACKINGS[packing], **IN_GRAPHS)
     whole = all_logits(reference(folder, rules))
     for share in (0.4, 0.7):
         adapter = loaded(folder, share)
@@ -243,8 +243,8 @@ def test_on_a_device_with_memory_of_its_own_experts_are_copied_there(
     past_cache: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGOT_AS", "cuda")
-    folder = saved("qwen3_moe", tmp_path, PACKINGS["4 bits"])
-    whole = all_logits(loaded(folder, 2.0, always=True))
+    folder = saved("qwen3_moe", tmp_path, PACKINGS["4 bits"], **IN_GRAPHS)
+    whole = all_logits(loaded(folder))
     monkeypatch.setattr("ingot.models.experts.loading.find_device_copies", lambda device: host_copies())
     adapter = loaded(folder, 0.4, past_cache=past_cache)
     assert all(mx.array_equal(*pair) for pair in zip(all_logits(adapter), whole, strict=True))

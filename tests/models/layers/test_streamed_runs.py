@@ -19,7 +19,7 @@ from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.streamed_runs import GraphRun, RunExperts
 from tests.kernels.paged_attention.memory import emulated
 from tests.launches import computed, decoded
-from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
+from tests.models.experts.mixtures import IN_GRAPHS, PACKINGS, PROMPT, loaded, saved, store_of
 
 pytestmark = [emulated, pytest.mark.usefixtures("on_cuda")]
 
@@ -33,7 +33,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return saved("qwen3_moe", tmp_path, PACKINGS["4 bits"], num_hidden_layers=4)
+    return saved("qwen3_moe", tmp_path, PACKINGS["4 bits"], num_hidden_layers=4, **IN_GRAPHS)
 
 
 def stack_of(adapter: ModelAdapter) -> DecodeGraphs:
@@ -206,7 +206,7 @@ def test_a_read_that_fails_is_an_error_in_words_and_later_steps_are_right(
 def test_recurrent_states_are_written_once_whatever_is_launched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = saved("qwen3_5_moe", tmp_path, PACKINGS["4 bits"])
+    folder = saved("qwen3_5_moe", tmp_path, PACKINGS["4 bits"], **IN_GRAPHS)
     adapter, whole = loaded(folder, 0.7), loaded(folder)
     kinds = [(len(run.parts), run.experts is not None) for run in runs_of(adapter)]
     assert kinds == [(1, False), (1, True), (2, True), (1, False), (1, True), (2, True)]
