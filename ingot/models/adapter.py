@@ -38,8 +38,9 @@ from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
 from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, SlowerParts, slower_parts, steps_part
 from ingot.models.checkpoint import evaluate_in_pieces, pause_loading
 from ingot.models.draft_heads.checkpoint import model_classes_for
+from ingot.models.experts.checked_once import CheckedOnce
 from ingot.models.experts.loading import ExpertMemory, stream_experts
-from ingot.models.experts.streaming import CheckedOnce, ExpertStore, StreamedExperts
+from ingot.models.experts.streaming import ExpertStore, StreamedExperts
 from ingot.models.families import registry
 from ingot.models.files.folder_checks import stated_context
 from ingot.models.files.model_config import moved_weight_notes, older_config_names, weight_format
@@ -113,6 +114,7 @@ class ModelAdapter:
     rounded: bool = False  # activations are rounded to 8 bits where they are multiplied by quantised weights
     kernels: CheckedKernels | None = None  # of a GPU
     steps: CompiledSteps | None = None  # runs the model, where its steps can be compiled
+    checked_once: CheckedOnce | None = None  # runs the model, where steps are likely to find all experts in memory
     live: PairCodec | None = None  # the codec of running sequences' keys and values before their tails, if any
     tower: VisionTower | None = None
     deepstack: DeepStack | None = None  # the layers behind which features of the tower are added
@@ -271,10 +273,8 @@ class ModelAdapter:
         vision = None if visual is None or self.tower is None else (visual, self.deepstack, self.tower.stand_in)
         compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
-            model = self.steps or self.model
-            if self.experts is not None and self.experts.checks_once and vision is None:
-                model = CheckedOnce(model, self.experts)
-            return compute(model, self.selection, rows, tokens, parts, at)
+            checked = self.checked_once if vision is None else None
+            return compute(checked or self.steps or self.model, self.selection, rows, tokens, parts, at)
         assert self.selection is not None, "a model without a known output head gives no hidden states"
         with self.selection.capturing_hidden():
             logits = compute(self.model, self.selection, rows, tokens, parts, at)
@@ -344,8 +344,8 @@ def load_model_adapter(
         adapted = replace(adapted, lossy=lossy, experts=streamed)
         if streamed is not None:  # which experts are in memory is decided between layers: steps are not compiled
             streamed.read_ahead = expert_memory is not None and expert_memory.read_ahead
-            streamed.checks_once = _captured_graphs(model) is None
-            adapted = replace(adapted, steps=None)
+            checked = CheckedOnce(model, streamed) if _captured_graphs(model) is None else None
+            adapted = replace(adapted, steps=None, checked_once=checked)
             return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:
         return replace(adapted, steps=None)

@@ -19,13 +19,12 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ingot.cache.attention_state import AppendState
 from ingot.kernels.gpu.device_copies import DeviceCopies
 from ingot.models.experts.files import (
     LONGEST_WAIT_S,
@@ -106,16 +105,13 @@ class ExpertStore:
         self.layers: list[LayerExperts] = []
         self.copies, self.launches_early = copies, launches_early
         self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
-        self.checks_once = False
-        """Whether passes that are likely to find all experts in slots are checked at their end: where layers are no
-        graphs, which see to it themselves."""
         self.unchecked: list[UncheckedChoice] | None = None
         """Of the open pass, if it is checked at its end."""
         self.repeats = False
         """Whether the open pass was computed before, but without an expert: what it needs was begun to be read."""
         self.files, self._form = files, form
         self._counts = dict.fromkeys(("hits", "predicted", "misses", "wasted", "rounds"), 0)
-        self._waited_s, self._whole = 0.0, 0.0
+        self._waited_s = 0.0
 
     @property
     def stats(self) -> ExpertStats:
@@ -159,27 +155,6 @@ class ExpertStore:
     def reads(self) -> int:
         """Experts that were not in memory when they were needed, so far."""
         return self._counts["misses"] + self._counts["predicted"]
-
-    @property
-    def is_likely_whole(self) -> bool:
-        """Whether a pass is likely to find all experts in slots."""
-        return self._whole > MOSTLY
-
-    def note_pass(self, *, was_whole: bool) -> None:
-        self._whole += LEARNING * (was_whole - self._whole)
-
-    def check_choices(self, choices: Sequence[UncheckedChoice]) -> bool:
-        """Whether all experts were there that a pass has chosen; else they are being read."""
-        found = [(each, np.array(each.chosen)) for each in choices]
-        missed = [(each.layer, chosen) for each, chosen in found if (each.slots[chosen] == NOWHERE).any()]
-        for layer, chosen in missed:
-            if layer.guesses:
-                layer.read_ahead(chosen)
-        if not missed:
-            for each, chosen in found:
-                each.layer.begin_missing(chosen, each.slots)
-            self.note_pass(was_whole=True)
-        return not missed
 
     def drive_speed(self) -> float | None:
         """Bytes a second at which experts are read that the system does not have in memory; None if that is not
@@ -229,38 +204,6 @@ class UncheckedChoice:
     chosen: mx.array
     slots: np.ndarray
     """Of each expert, or NOWHERE, when the products were asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedOnce:
-    """A model whose decode steps are computed with the experts that are in slots, where these are likely to be all that
-    are needed. What tokens have chosen is only looked at when a step was computed: unless all of it was there, it is
-    computed again, layer by layer, while what was missing is being read."""
-
-    model: Any
-    store: ExpertStore
-
-    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> mx.array:
-        store, logits = self.store, None
-        before = store.reads
-        if tokens.size <= FEW_TOKENS and store.is_likely_whole and all(isinstance(each, AppendState) for each in cache):
-            store.unchecked = []
-            try:
-                logits = self.model(tokens, cache=cache)
-            finally:
-                choices, store.unchecked = store.unchecked, None
-            mx.eval([each.chosen for each in choices])
-            if store.check_choices(choices):
-                return logits
-            mx.eval(logits)  # what it writes is written before it is written again
-        store.repeats = logits is not None
-        try:
-            logits = self.model(tokens, cache=cache)
-        finally:
-            store.repeats = False
-        if tokens.size <= FEW_TOKENS:
-            store.note_pass(was_whole=store.reads == before)
-        return logits
 
 
 @dataclass(eq=False)
