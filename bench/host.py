@@ -52,7 +52,6 @@ from ingot.kernels.gpu.emulator import Emulator
 from ingot.kernels.gpu.launcher import MlxLauncher, kernel_launcher
 from ingot.models import forward
 from ingot.models.adapter import ModelAdapter, adapt_model
-from ingot.models.experts.streaming import LayerExperts
 from ingot.models.forward import CompiledSteps
 from ingot.upstream import import_upstream
 
@@ -332,7 +331,7 @@ class HostWork:
     evaluations, and waits for one."""
 
     def __init__(self) -> None:
-        self.counts, self.seconds, self._inside = Counter[str](), list[float](), False
+        self.counts, self._inside = Counter[str](), False
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -363,21 +362,6 @@ class HostWork:
             return made
 
         return call
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """What the thread spends on layers that have to know which experts tokens have chosen."""
-        compute = LayerExperts.compute
-
-        def call(layer: LayerExperts, *given: Any) -> mx.array:
-            began = time.thread_time()
-            y = compute(layer, *given)
-            if not layer.slots.is_complete:
-                self.seconds.append(time.thread_time() - began)
-            return y
-
-        with patch.object(LayerExperts, "compute", call):
-            yield
 
 
 def operations_of(side: OurSteps | StockSteps) -> Counter[str]:

@@ -38,6 +38,7 @@ from ingot.kernels.gpu.mlx_kernels import CompilationNeeds
 from ingot.kernels.measured import COMPILED_STEPS, WHOLE_LAYERS, SlowerParts, slower_parts, steps_part
 from ingot.models.checkpoint import evaluate_in_pieces, pause_loading
 from ingot.models.draft_heads.checkpoint import model_classes_for
+from ingot.models.experts.checked_once import CheckedOnce
 from ingot.models.experts.loading import ExpertMemory, stream_experts
 from ingot.models.experts.streaming import ExpertStore, StreamedExperts
 from ingot.models.families import registry
@@ -53,8 +54,9 @@ from ingot.models.forward import (
     new_batch_state,
     run_forward,
 )
-from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import multiply_every_row, reserve_scratch
+from ingot.models.layers.graph_layers import why_uncovered
 from ingot.models.layers.layer_program import decoder_layers_of
 from ingot.models.layers.lm_head import LogitsSelection, nudged_embeddings, select_at_lm_head
 from ingot.models.layers.mlp import fixed_experts
@@ -112,6 +114,7 @@ class ModelAdapter:
     rounded: bool = False  # activations are rounded to 8 bits where they are multiplied by quantised weights
     kernels: CheckedKernels | None = None  # of a GPU
     steps: CompiledSteps | None = None  # runs the model, where its steps can be compiled
+    checked_once: CheckedOnce | None = None  # runs the model, where steps are likely to find all experts in memory
     live: PairCodec | None = None  # the codec of running sequences' keys and values before their tails, if any
     tower: VisionTower | None = None
     deepstack: DeepStack | None = None  # the layers behind which features of the tower are added
@@ -265,10 +268,13 @@ class ModelAdapter:
 
         Unless the adapter is `mixed`, there may be one part only; unless it is `ragged`, of one row.
         """
+        if self.experts is not None:
+            self.experts.trial.begin_pass(tokens.size)
         vision = None if visual is None or self.tower is None else (visual, self.deepstack, self.tower.stand_in)
         compute = partial(run_forward, mixed=self.mixed, vision=vision, lora_mapping=self.loras.mapping)
         if not hidden:
-            return compute(self.steps or self.model, self.selection, rows, tokens, parts, at)
+            checked = self.checked_once if vision is None else None
+            return compute(checked or self.steps or self.model, self.selection, rows, tokens, parts, at)
         assert self.selection is not None, "a model without a known output head gives no hidden states"
         with self.selection.capturing_hidden():
             logits = compute(self.model, self.selection, rows, tokens, parts, at)
@@ -338,7 +344,8 @@ def load_model_adapter(
         adapted = replace(adapted, lossy=lossy, experts=streamed)
         if streamed is not None:  # which experts are in memory is decided between layers: steps are not compiled
             streamed.read_ahead = expert_memory is not None and expert_memory.read_ahead
-            adapted = replace(adapted, steps=None)
+            checked = CheckedOnce(model, streamed) if _captured_graphs(model) is None else None
+            adapted = replace(adapted, steps=None, checked_once=checked)
             return replace(adapted, notes=(*adapted.notes, expected_speed(adapted, streamed)))
     if sharing is not None:
         return replace(adapted, steps=None)

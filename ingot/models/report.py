@@ -23,7 +23,7 @@ from ingot.models.draft_heads.checkpoint import model_classes_for
 from ingot.models.files.model_config import older_config_names
 from ingot.models.layers.attention import QUERY_TILE, MixedAttention
 from ingot.models.layers.attention_setup import gathers_pages
-from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, why_uncovered
+from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.fused_layers import LayerStandIn
 from ingot.models.layers.gpu_linear import (
     DenseKernelEmbedding,
@@ -31,6 +31,7 @@ from ingot.models.layers.gpu_linear import (
     QuantizedKernelEmbedding,
     QuantizedKernelLinear,
 )
+from ingot.models.layers.graph_layers import why_uncovered
 from ingot.models.layers.lm_head import LogitsSelection, lm_head_of
 from ingot.models.layers.mlp import DenseSwitchLinear, PackedSwitchLinear
 from ingot.models.layers.modules import DenseEmbedding, DenseLinear, PackedEmbedding, PackedLinear, own_class

@@ -29,6 +29,7 @@ _MOST_WARPS = 16
 _THREADS = 256
 _ARRAYS = {
     "route": (("logits", "bias", "factors", "numbers", "slots"), ("chosen", "weights")),
+    "place": (("chosen", "weights", "table", "begins", "noted"), ("places", "kept")),
     "combine": (("given", "chosen", "weights", "bias", "shared", "gates"), ("combined",)),
 }
 
@@ -106,6 +107,29 @@ class ExpertRouter(Launched):
         inputs = [logits, self._bias, self._factors, self._numbers, slots]
         chosen, weights = self._run(moe_kernel("route"), inputs, work)
         return chosen, weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPlaces:
+    """Where the experts of a layer lie that has slots for some of them."""
+
+    table: mx.array
+    """The slot of each expert of several layers (int32), below zero for none."""
+    begins: mx.array
+    """Where this layer begins in the table and in what is noted: [8] (int32)."""
+    noted: mx.array
+    """Takes the experts that were chosen (int32)."""
+
+
+def place_experts(
+    run: Launcher, chosen: mx.array, weights: mx.array, places: ExpertPlaces
+) -> tuple[mx.array, mx.array]:
+    """The slots (int32) of chosen experts [tokens * top], and their weights: nothing for those in none, which stand in
+    some slot. The experts are noted, in place."""
+    outputs = tuple(OutputSpec(chosen.shape, dtype) for dtype in (mx.int32, mx.float32))
+    work = LaunchConfig((("THREADS", _THREADS),), (-(-chosen.size // _THREADS), 1, 1), _THREADS, outputs)
+    slots, kept = run(moe_kernel("place"), [chosen, weights, places.table, places.begins, places.noted], work)
+    return slots, kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,9 +31,9 @@ from ingot.models.families.description import MtpSpec
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of, give_angles
 from ingot.models.layers.gpu_linear import DenseKernel, QuantizedKernel
 from ingot.models.layers.graph_inputs import GraphKey, GraphStep, StepContext
-from ingot.models.layers.graph_layers import GraphRun
 from ingot.models.layers.graph_parts import UncoveredPartError, multiply_in_graph, norm_weights
 from ingot.models.layers.modules import own_class
+from ingot.models.layers.streamed_runs import GraphRun
 
 log = logging.getLogger("ingot.models")
 MOST_DEPTH = 4

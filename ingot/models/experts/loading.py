@@ -20,10 +20,11 @@ from ingot.kernels.device import Device, available_memory
 from ingot.kernels.gpu.device_copies import find_device_copies
 from ingot.models.checkpoint import pause_loading
 from ingot.models.experts.files import READERS, ExpertFiles, ReadBytes, WeightsUnreadable, read_bytes
+from ingot.models.experts.guessing import RouterGuess
 from ingot.models.experts.kept import KEPT
 from ingot.models.experts.locating import ExpertLocator
 from ingot.models.experts.slots import ExpertSlots
-from ingot.models.experts.streaming import ExpertStore, LayerExperts, RouterGuess, StreamedExperts
+from ingot.models.experts.streaming import ExpertStore, LayerExperts, StreamedExperts
 from ingot.models.experts.weights import PARTS, TINY, Bytes, StoredExperts, StoredPart, projections_of
 from ingot.models.families.registry import moe_spec_of
 from ingot.models.layers.attention_setup import layer_numbers

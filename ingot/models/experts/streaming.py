@@ -9,7 +9,8 @@ in rounds: each pair of a token and an expert in one of them, to the same bits.
 What the next layer's tokens will choose is guessed by that layer's router from this layer's hidden states, and read
 while this layer computes. Choices and guess are evaluated together: a mixture costs one wait for the device, and none
 where all experts of a layer have slots. On GPUs products are launched before that wait, with the experts that are
-there, and once more if one was not. A slot is only written once everything that reads it was evaluated.
+there, and once more if one was not. Where passes mostly find all experts in slots, one is computed with those and
+checked once, at its end (`CheckedOnce`). A slot is only written once everything that reads it was evaluated.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
-from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -37,10 +36,10 @@ from ingot.models.experts.files import (
     SparePiece,
     WeightsUnreadable,
 )
+from ingot.models.experts.guessing import FEW_TOKENS, GuessTrial, RouterGuess, by_likelihood
 from ingot.models.experts.kept import KEPT, KeptLayer
 from ingot.models.experts.slots import NOWHERE, ExpertSlots
 from ingot.models.experts.weights import BesideSlot, SlotWeights, StoredExperts
-from ingot.models.families.description import MoeSpec
 from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
 from ingot.observe.metrics import ExpertStats
@@ -59,45 +58,8 @@ HELD_BYTES: Final = 1 << 17
 """Outputs that are held until slots are written to; larger ones may be those of a prompt."""
 
 
-TRIAL_PASSES, TRIAL_INTERVAL = 8, 512
-"""Decoding passes that are timed with guesses and as many without, and how many follow the faster way until the next
-trial."""
-FEW_TOKENS: Final = 16
-"""Tokens of a pass that is timed, or has products launched early, at most."""
-LEAST_GAIN: Final = 1.02
-"""How many times as fast passes must be with guesses: these take other work's processors and the drive's time."""
-
-
 Products = Callable[[mx.array, mx.array], mx.array]
 """Of tokens [..., size] and the slots of their experts [..., top]: [..., top, size]."""
-
-
-class GuessTrial:
-    """Whether guessing what the next layer needs makes passes faster on this machine, which is measured: it costs the
-    host time in each layer, and where nearly all experts that are needed are in memory there is little to gain."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.guesses = True
-        self._clock = clock
-        self._began: float | None = None  # when the open pass did, if it is timed
-        self._passes = 0  # timed since the trial began
-        self._seconds: tuple[list[float], list[float]] = ([], [])  # without guesses, and with them
-
-    def begin_pass(self, tokens: int) -> None:
-        """A pass begins, and the one before it has ended."""
-        now, began = self._clock(), self._began
-        self._began = now if tokens <= FEW_TOKENS else None
-        if began is None:
-            return
-        self._passes += 1
-        if self._passes <= 2 * TRIAL_PASSES:
-            self._seconds[self.guesses].append(now - began)
-            self.guesses = self._passes < TRIAL_PASSES
-        if self._passes == 2 * TRIAL_PASSES:
-            without, with_guesses = map(median, self._seconds)
-            self.guesses = without > LEAST_GAIN * with_guesses
-        elif self._passes == 2 * TRIAL_PASSES + TRIAL_INTERVAL:
-            self._passes, self._seconds, self.guesses = 0, ([], []), True
 
 
 class StreamedExperts(nn.Module):
@@ -107,6 +69,10 @@ class StreamedExperts(nn.Module):
         super().__init__()
         self.products = products
         self._layer = layer
+
+    @property
+    def layer(self) -> LayerExperts:
+        return self._layer
 
     @property
     def count(self) -> int:
@@ -139,6 +105,10 @@ class ExpertStore:
         self.layers: list[LayerExperts] = []
         self.copies, self.launches_early = copies, launches_early
         self.spare = SpareMemory() if copies is None else SpareMemory(lambda size: SparePiece(*copies.pinned(size)))
+        self.unchecked: list[UncheckedChoice] | None = None
+        """Of the open pass, if it is checked at its end."""
+        self.repeats = False
+        """Whether the open pass was computed before, but without an expert: what it needs was begun to be read."""
         self.files, self._form = files, form
         self._counts = dict.fromkeys(("hits", "predicted", "misses", "wasted", "rounds"), 0)
         self._waited_s = 0.0
@@ -181,6 +151,11 @@ class ExpertStore:
             layer.stored.bytes_of_one * (layer.guess.top if layer.guess is not None else 1) for layer in self.layers
         )
 
+    @property
+    def reads(self) -> int:
+        """Experts that were not in memory when they were needed, so far."""
+        return self._counts["misses"] + self._counts["predicted"]
+
     def drive_speed(self) -> float | None:
         """Bytes a second at which experts are read that the system does not have in memory; None if that is not
         known."""
@@ -221,38 +196,18 @@ class ExpertStore:
         self.spare.clear()
 
 
-@dataclass(frozen=True, eq=False)
-class RouterGuess:
-    """What a layer's router would choose for the hidden states of the layer before, the likeliest first, and more of
-    them than a token has: there may be time to read them. It is a guess: what lies between the layers is left out, and
-    so are groups of experts."""
+@dataclass(frozen=True, slots=True)
+class UncheckedChoice:
+    """What a layer's tokens have chosen in a pass that is checked at its end."""
 
-    model: Any
-    path: str
-    """Of the mixture in the model, whose module may have been swapped."""
-    spec: MoeSpec
-    top: int
-    scale: mx.array | None
-    """By how much this layer's norm multiplies states more than that of the layer before."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        owner: Any = self.model
-        for name in self.path.split("."):
-            owner = owner[int(name)] if isinstance(owner, list) else owner[name]
-        spec = self.spec
-        found: Any = attrgetter(spec.router)(owner)(x if self.scale is None else x * self.scale.astype(x.dtype))
-        if isinstance(found, tuple):
-            first: mx.array = found[0]
-            return first
-        scores = mx.sigmoid(found) if spec.scores == "sigmoid" else found
-        bias = None if spec.bias is None else attrgetter(spec.bias)(owner)
-        scores = scores if bias is None else scores + bias
-        most = min(self.top + self.top // 2, scores.shape[-1])
-        return mx.argsort(-scores, axis=-1)[..., :most]
+    layer: LayerExperts
+    chosen: mx.array
+    slots: np.ndarray
+    """Of each expert, or NOWHERE, when the products were asked for."""
 
 
 @dataclass(eq=False)
-class _Arriving:
+class Arriving:
     """An expert that is being read into a slot, or into memory from where it is put there."""
 
     expert: int
@@ -260,17 +215,6 @@ class _Arriving:
     read: ExpertRead
     victim: int | None = None
     """Who is in the slot, and stays there until it is written to: the read may be called off before."""
-
-
-def by_likelihood(guessed: np.ndarray) -> list[int]:
-    """Experts from the guesses of tokens [..., n], in each of which the likeliest come first."""
-    if guessed.size == guessed.shape[-1]:
-        only: list[int] = guessed.reshape(-1).tolist()
-        return only
-    ranks = guessed.shape[-1] - np.arange(guessed.shape[-1])
-    experts, places = np.unique(guessed, return_inverse=True)
-    weight = np.bincount(places.reshape(-1), np.broadcast_to(ranks, guessed.shape).reshape(-1))
-    return [int(experts[place]) for place in np.argsort(-weight, kind="stable")]
 
 
 class LayerExperts:
@@ -283,7 +227,7 @@ class LayerExperts:
         self.number = len(store.layers)
         self._weights: SlotWeights | None = None
         self._products: nn.Module | None = None
-        self._arriving: dict[int, _Arriving] = {}
+        self._arriving: dict[int, Arriving] = {}
         self._unused: set[int] = set()  # read ahead, and not used since
         self._guessed: set[int] | None = None  # for this pass
         self._right = 1.0  # of what was needed, the part that had been guessed: of late, on average
@@ -303,7 +247,7 @@ class LayerExperts:
         for each in list(self._arriving.values()):
             if not self._call_off(each) and each.read.done.wait(PATIENCE_S):
                 with suppress(WeightsUnreadable):
-                    self._settle([each])
+                    self.settle([each])
         self._wait_for_output()
         weights, products = self._weights, self._products
         self.guess, self._weights, self._products = None, None, None
@@ -313,14 +257,15 @@ class LayerExperts:
 
     def compute(self, x: mx.array, indices: mx.array, owner: nn.Module, products: Products) -> mx.array:
         """The products of each token and its experts, as they are with all experts in memory. `owner` has the slots."""
-        self._products = owner
+        self._products, unchecked = owner, self._store.unchecked
+        if unchecked is not None and not self.slots.is_complete:
+            unchecked.append(UncheckedChoice(self, indices.astype(mx.int32), self.readable_slots(waits=False)))
+            return self._hold(products(x, self.slots.table[indices]))
         if self._weights is None:
             self._weights = self._slot_weights(owner)
             if self.slots.count == self.slots.slot_of.size:  # all of them can be there
-                self._settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
-        if self.number == 0:
-            self._store.trial.begin_pass(indices.size // indices.shape[-1])
-        following = self._following()
+                self.settle(self._read(np.flatnonzero(self.slots.slot_of == NOWHERE).tolist(), (), ahead=False))
+        following = None if unchecked is not None else self._following()
         guessed = [] if following is None or following.guess is None else [following.guess(x)]
         if self.slots.is_complete:  # nothing is written there, and nobody has to know which are used
             y = products(x, self.slots.table[indices])
@@ -346,14 +291,46 @@ class LayerExperts:
         self._all_there += LEARNING * (is_all_there - self._all_there)
         if early is not None and is_all_there:
             return early
-        self._settle(reads)
+        self.settle(reads)
         if not others:
             return self._launch(products(x, self.slots.table[indices]))
         y = self._launch(self._products_of(x, chosen, first, products, None))
         for some in others:
-            self._settle(self._begin_reading(some))
+            self.settle(self._begin_reading(some))
             y = self._launch(self._products_of(x, chosen, some, products, y))
         return y
+
+    @property
+    def guesses(self) -> bool:
+        """Whether guesses of what it needs are acted on."""
+        store = self._store
+        return store.read_ahead and store.trial.guesses and not self.slots.is_complete
+
+    def has_room_for(self, chosen: np.ndarray) -> bool:
+        """Whether all experts of a choice can be in slots at once."""
+        return chosen.size <= self.slots.count or np.unique(chosen).size <= self.slots.count
+
+    def readable_slots(self, *, waits: bool) -> np.ndarray:
+        """The slot of each expert, or NOWHERE, for products that are launched before the choice is known. What is being
+        read is one of these only if it `waits` for it."""
+        for each in list(self._arriving.values()):
+            if waits or each.read.done.is_set():
+                with suppress(WeightsUnreadable):  # who needs it will know
+                    self.settle([each])
+        victims = [each.victim for each in self._arriving.values() if each.victim is not None]
+        found = self.slots.slot_of.copy()
+        found[victims] = NOWHERE
+        return found
+
+    def begin_missing(self, chosen: np.ndarray, slots: np.ndarray) -> list[Arriving] | None:
+        """A choice of which products were launched with the experts in these slots: returns the reads of those that
+        were not; None if all were."""
+        reads = [] if self.slots.is_complete else self._begin_reading(self._note_choice(chosen))
+        return reads if (slots[chosen] == NOWHERE).any() else None
+
+    def launch_there(self, x: mx.array, indices: mx.array, owner: nn.Module, products: Products) -> mx.array:
+        """The products of tokens and experts that are all in slots."""
+        return self._launch(products(x, self.slots.table[indices]))
 
     def _note_choice(self, chosen: np.ndarray) -> list[int]:
         """Returns the experts that a pass has chosen."""
@@ -374,7 +351,7 @@ class LayerExperts:
     def _following(self) -> LayerExperts | None:
         """The next layer, if its experts are to be guessed."""
         layers, number = self._store.layers, self.number + 1
-        guesses = self._store.read_ahead and self._store.trial.guesses
+        guesses = self._store.read_ahead and self._store.trial.guesses and not self._store.repeats
         following = layers[number] if guesses and number < len(layers) else None
         if following is None or following.guess is None or following._weights is None:
             return None
@@ -392,7 +369,7 @@ class LayerExperts:
         for begin in range(0, len(experts), most):
             yield experts[begin : begin + most]
 
-    def _begin_reading(self, experts: Sequence[int]) -> list[_Arriving]:
+    def _begin_reading(self, experts: Sequence[int]) -> list[Arriving]:
         """Have those read that are not in memory; returns all that are on their way. What failed while nobody waited
         for it is read again."""
         if self._arriving:
@@ -429,14 +406,14 @@ class LayerExperts:
             if each.expert not in needed and each.read.ahead:
                 self._call_off(each)
 
-    def _call_off(self, arriving: _Arriving) -> bool:
+    def _call_off(self, arriving: Arriving) -> bool:
         """Returns whether its slot is as it was."""
         if not self._store.readers.cancel(arriving.read):
             return False
         self._forget(arriving)
         return True
 
-    def _forget(self, arriving: _Arriving) -> None:
+    def _forget(self, arriving: Arriving) -> None:
         """It will not come. Who is in its slot stays, unless something was written there."""
         del self._arriving[arriving.expert]
         self._unused.discard(arriving.expert)
@@ -447,12 +424,12 @@ class LayerExperts:
         """Wait for a read that nobody waits for."""
         other = next(each for each in self._arriving.values() if each.expert not in kept)
         try:
-            self._settle([other])
+            self.settle([other])
         except WeightsUnreadable:
             if not other.read.done.is_set():  # its slot is still being written to
                 raise
 
-    def _read(self, experts: Sequence[int], kept: Collection[int], *, ahead: bool) -> list[_Arriving]:
+    def _read(self, experts: Sequence[int], kept: Collection[int], *, ahead: bool) -> list[Arriving]:
         """Begin to read as many of the experts as there are slots for."""
         if not experts:
             return []
@@ -463,7 +440,7 @@ class LayerExperts:
         self._wait_for_output()
         begun = []
         for expert, slot in zip(experts, found, strict=False):
-            arriving = _Arriving(expert, slot, self._weights.read(expert, slot, ahead=ahead))
+            arriving = Arriving(expert, slot, self._weights.read(expert, slot, ahead=ahead))
             before = int(self.slots.expert_in[slot])
             if before != NOWHERE and ahead:
                 arriving.victim = before
@@ -480,7 +457,7 @@ class LayerExperts:
             self._unused.discard(expert)
             self._store.count(wasted=1)
 
-    def _settle(self, arriving: Sequence[_Arriving]) -> None:
+    def settle(self, arriving: Sequence[Arriving]) -> None:
         """Wait for reads, and put what they read into the slots. Raises WeightsUnreadable; what was read before is
         there nevertheless."""
         if not arriving:
@@ -513,7 +490,7 @@ class LayerExperts:
         lacking = [each for each in order if self.slots.slot_of[each] == NOWHERE and each not in self._arriving]
         landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
         with suppress(WeightsUnreadable):  # nobody needs them
-            self._settle(landed)  # guessed wrongly before: they take slots as any others
+            self.settle(landed)  # guessed wrongly before: they take slots as any others
         begun = self._read(lacking, set(order), ahead=True)
         self._unused.update(each.expert for each in begun)
 
@@ -531,8 +508,12 @@ class LayerExperts:
 
     def _launch(self, y: mx.array) -> mx.array:
         """Have the device begin with what reads slots."""
+        mx.async_eval(self._hold(y), self._output)
+        return y
+
+    def _hold(self, y: mx.array) -> mx.array:
+        """Until it is evaluated, slots are not written to."""
         self._output = y if y.nbytes <= HELD_BYTES else y.reshape(-1)[:1] + 0
-        mx.async_eval(y, self._output)
         return y
 
     def _wait_for_output(self) -> None:

@@ -25,7 +25,6 @@ import mlx.nn as nn
 from ingot.cache.arrays import copy_array
 from ingot.cache.attention_state import AppendState
 from ingot.cache.forward_batch import BatchMasks, MixedBatch
-from ingot.cache.kv_storage import KernelStorage
 from ingot.cache.layer_state import RecurrentState
 from ingot.kernels.decode_graph.capture import GraphCapture, GraphReplay, ReplayStage, replay_stage
 from ingot.kernels.decode_graph.kernels import store_addresses
@@ -60,22 +59,23 @@ from ingot.models.layers.graph_inputs import (
     StepContext,
     StepInputs,
     coded_addresses_of,
+    kernel_storage_of,
     slab_addresses_of,
 )
 from ingot.models.layers.graph_layers import (
     GraphLayers,
-    GraphRun,
     OwnBlock,
     difference_beyond_rounding,
     graph_layers_of,
 )
-from ingot.models.layers.graph_parts import AttentionPart, RecurrentPart, UncoveredPartError
+from ingot.models.layers.graph_parts import AttentionPart, MoePart, RecurrentPart, UncoveredPartError
 from ingot.models.layers.layer_program import decoder_layers_of, decoder_of
 from ingot.models.layers.lm_head import nudged_states
 from ingot.models.layers.mlp import all_fixed_experts
 from ingot.models.layers.modules import extend, own_class
 from ingot.models.layers.recurrent import recurrent_spans
 from ingot.models.layers.rope import RopeAngles
+from ingot.models.layers.streamed_runs import GraphRun, StreamedRuns
 from ingot.models.layers.token_lots import lot_step, lot_tokens, token_lots
 
 log = logging.getLogger("ingot.models")
@@ -134,13 +134,13 @@ class DecodeGraphs:
 
     @property
     def lacking(self) -> str | None:
-        """Which part is computed by its own module, if one is."""
-        return self.parts.lacking
+        """Which part of prompts is computed by its own module, if one is."""
+        return "experts that are read when they are needed" if self.parts.streams_experts else self.parts.lacking
 
     @property
     def covers_prompts(self) -> bool:
         """Whether passes of any number of tokens are graphs."""
-        return self.computes_prompts and self.refusal is None and self.parts.lacking is None
+        return self.computes_prompts and self.refusal is None and self.lacking is None
 
     def follows(self, number: int) -> bool:
         """Whether all layers before this one were called in the open pass."""
@@ -273,7 +273,8 @@ class DecodeGraphs:
     def step_over(self, states: Sequence[Any], dtype: mx.Dtype) -> GraphStep | None:
         """The data of the open forward batch, for a graph in which others capture these layers; None where no graph
         covers it."""
-        if self.refusal is not None or self.loras.version or self._token_scale is not None:
+        is_plain = self._token_scale is None and not self.parts.streams_experts
+        if self.refusal is not None or self.loras.version or not is_plain:
             return None
         steps = self._steps(dtype, [LayerCall({"cache": state}) for state in states], states)
         return steps[0] if len(steps) == 1 else None
@@ -287,7 +288,7 @@ class DecodeGraphs:
         angles: dict[RopeAngles, int] = {}
         for number, window in zip(self._attention, windows, strict=True):
             state, part = states[number], self._attention[number]
-            storage = _kernel_storage_of(state, part, dtype)
+            storage = kernel_storage_of(state, part.module._kv_heads, part.kv_sizes(state), dtype)
             attention = None if storage is None else part.paged.kernel_for(storage, window, dtype)
             rope = None if storage is None else part.rope_kernel(storage.sizes, dtype)
             if storage is None or attention is None or rope is None:
@@ -347,13 +348,22 @@ class DecodeGraphs:
         recurrent = [calls[number].state for number in self._recurrent]
         arrays_of = [part.states_of for part in self._recurrent.values()]
         after = self._states.store(self.stage.run, recurrent, arrays_of, after)
-        for number, run in enumerate(self.parts.runs):
-            if isinstance(run, GraphRun):
-                y, after = self._replay_for(context, key, number)([mx.contiguous(x), *step.inputs], after)
-                x = y.reshape(shape)
-            else:
-                x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
-        self.close_pages(context, after)
+
+        def replay(number: Hashable, run: GraphRun, states: mx.array, *more: mx.array) -> tuple[mx.array, mx.array]:
+            nonlocal after
+            y, after = self._replay_for(context, key, number, run)([mx.contiguous(states), *step.inputs, *more], after)
+            return y, after
+
+        try:
+            for number, run in self.parts.steps:
+                if isinstance(run, GraphRun):
+                    x = replay(number, run, x)[0].reshape(shape)
+                elif isinstance(run, StreamedRuns):
+                    x = run.compute(x.reshape(step.tokens, -1), step, self.stage.run, replay).reshape(shape)
+                else:
+                    x = run(x) if isinstance(run, OwnBlock) else self._run_layer(run.number, x, calls)
+        finally:  # an expert may be unreadable
+            self.close_pages(context, after)
         return x
 
     def open_pages(self, context: StepContext, keys: Sequence[GraphKey]) -> mx.array:
@@ -383,9 +393,9 @@ class DecodeGraphs:
                 del self._replays[other]
             self.loras.take_version(key.lora_version)
 
-    def _replay_for(self, context: StepContext, key: GraphKey, number: int) -> GraphReplay:
+    def _replay_for(self, context: StepContext, key: GraphKey, number: Hashable, run: GraphRun) -> GraphReplay:
         """The graph of the run with this number."""
-        return self.replay_of(context, key, number, lambda: self._capture(context, key, number))
+        return self.replay_of(context, key, number, lambda: self._capture(context, key, run))
 
     def replay_of(
         self, context: StepContext, key: GraphKey, further: Hashable, capture: Callable[[], GraphCapture]
@@ -432,26 +442,25 @@ class DecodeGraphs:
             if tokens <= self.most_tokens
         ]
         began, before = time.monotonic(), self.graph_count
-        runs = [number for number, run in enumerate(self.parts.runs) if isinstance(run, GraphRun)]
+        runs = {number: run for number, run in enumerate(self.parts.runs) if isinstance(run, GraphRun)}
         self.stage.prepare(
-            kind for key in keys for run in runs for kind in self._capture(self._context, key, run).kinds
+            kind for key in keys for run in runs.values() for kind in self._capture(self._context, key, run).kinds
         )
         for key in reversed(keys):  # those that need most memory first: the others share it
             self.make_room(self._context, key)
-            for run in runs:
-                self._replay_for(self._context, key, run)
+            for number, run in runs.items():
+                self._replay_for(self._context, key, number, run)
         made = self.graph_count - before
         log.info("%d decode graphs were captured ahead, in %.1f s", made, time.monotonic() - began)
 
-    def _capture(self, context: StepContext, key: GraphKey, number: int) -> GraphCapture:
-        """The run with this number."""
-        capture, tokens, run, parts = GraphCapture(), key.tokens, self.parts.runs[number], self.parts
-        assert isinstance(run, GraphRun)
+    def _capture(self, context: StepContext, key: GraphKey, run: GraphRun) -> GraphCapture:
+        capture, tokens, parts = GraphCapture(), key.tokens, self.parts
         states = capture.give((tokens, parts.size), context.dtype)
         layers = None if not key.layer_inputs else capture.give((tokens, key.layer_inputs), context.dtype)
         inputs = self.give_inputs(capture, context, key, give_angles(capture, key))
         loras = capture.give((tokens,), mx.int32) if key.lora_version else None
-        capture.result = self.capture_run(capture, run, states, key, inputs, loras, layers)
+        table = None if run.experts is None else capture.give((run.experts.experts,), mx.int32)
+        capture.result = self.capture_run(capture, run, states, key, inputs, loras, layers, table)
         return capture
 
     def capture_run(
@@ -463,12 +472,16 @@ class DecodeGraphs:
         inputs: Mapping[int, MixerInputs],
         loras: mx.array | None = None,
         layers: mx.array | None = None,
+        table: mx.array | None = None,
     ) -> mx.array:
+        places = iter(()) if run.experts is None or table is None else run.experts.places(table, key.tokens)
         slots = next(each.slots for each in inputs.values() if isinstance(each, GraphAttentionInputs))
         added: mx.array | None = None
         for (layer, part), residual in zip(run.parts, run.residuals[:-1], strict=True):
             states, normed = residual(capture, states, added)
             given = StepInputs(inputs.get(layer), slots, loras, layers, key.has_fixed_experts, self.computes_prompts)
+            if isinstance(part, MoePart) and part.streamed is not None:
+                given = replace(given, places=next(places))
             added = part.capture(capture, normed, given)
         return run.residuals[-1](capture, states, added)[0]
 
@@ -516,14 +529,6 @@ class DecodeGraphs:
 
 def give_angles(capture: GraphCapture, key: GraphKey) -> list[mx.array]:
     return [capture.give(shape, mx.float32) for shape in key.angles]
-
-
-def _kernel_storage_of(state: AppendState, part: AttentionPart, dtype: mx.Dtype) -> KernelStorage | None:
-    """The storage of a layer's KV, if the graph can address it."""
-    storage = state.provided(part.module._kv_heads, part.kv_sizes(state), dtype)
-    if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
-        return None
-    return storage
 
 
 class GraphedLayer(LayerStandIn):
@@ -575,15 +580,6 @@ def capture_layers(model: Any, device: Device) -> DecodeGraphs | None:
         decoder._stack = stack
         model.get("language_model", model).update_modules({"model": decoder})
     return stack
-
-
-def why_uncovered(model: Any) -> str | None:
-    """Which part of its layers keeps a model, whose modules were swapped, from being run as graphs."""
-    try:
-        graph_layers_of(model)
-    except UncoveredPartError as error:
-        return str(error)
-    return None
 
 
 def decode_graphs_of(model: Any) -> DecodeGraphs | None:

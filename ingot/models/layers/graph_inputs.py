@@ -17,6 +17,7 @@ from ingot.kernels.decode_graph.capture import ReplayStage
 from ingot.kernels.decode_graph.kernels import store_addresses
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import LoraMatrices
+from ingot.kernels.moe.kernels import ExpertPlaces
 from ingot.kernels.paged_attention.inputs import KernelRows, RowBounds, padded_count
 from ingot.kernels.paged_attention.kernels import PagedAttention
 from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
@@ -78,6 +79,8 @@ class StepInputs:
     """Whether each token has the first expert alone, whichever its router chooses."""
     computes_prompts: bool = False
     """Whether graphs of many tokens have to give these the same bits."""
+    places: ExpertPlaces | None = None
+    """Where a mixture's experts lie that are read when they are needed."""
 
 
 class SlabAddresses:
@@ -134,6 +137,14 @@ class StateAddresses:
 
 def slab_addresses_of(storage: KernelStorage) -> mx.array:
     return storage.addresses
+
+
+def kernel_storage_of(state: AppendState, heads: int, sizes: tuple[int, int], dtype: mx.Dtype) -> KernelStorage | None:
+    """The storage of a layer's KV, if a graph can address it."""
+    storage = state.provided(heads, sizes, dtype)
+    if not isinstance(storage, KernelStorage) or not storage.by_address or storage.dtype != dtype:
+        return None
+    return storage
 
 
 def coded_addresses_of(storage: KernelStorage) -> mx.array:

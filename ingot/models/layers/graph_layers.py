@@ -39,6 +39,7 @@ from ingot.models.layers.layer_program import (
     layer_program_of,
 )
 from ingot.models.layers.modules import own_class
+from ingot.models.layers.streamed_runs import GraphRun, RunExperts, StreamedLayer, StreamedRuns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,16 +64,6 @@ def leaves_of(parts: Iterable[GraphPart]) -> list[GraphPart]:
     """These, and instead of a sum what is added."""
     branches = [part.parts if isinstance(part, BranchesPart) else (part,) for part in parts]
     return [part for each in branches for part in each]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphRun:
-    """Residual blocks, one after another, that are one graph."""
-
-    parts: Sequence[tuple[int, GraphPart]]
-    """With the numbers of their layers."""
-    residuals: Sequence[ResidualNorm]
-    """What is between parts: one before each of them, and one behind the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +95,8 @@ class GraphLayers:
     layers: Sequence[GraphLayer]
     runs: Sequence[GraphRun | OwnBlock | OwnLayer]
     """What is computed one after another."""
+    steps: Sequence[tuple[int, GraphRun | StreamedRuns | OwnBlock | OwnLayer]]
+    """The same, each with its number; those as one that follow one another and read experts when they are needed."""
     size: int
     """Of hidden states."""
     lacking: str | None
@@ -122,6 +115,11 @@ class GraphLayers:
     @property
     def has_experts(self) -> bool:
         return self.lacking is not None or any(isinstance(part, MoePart) for part in self._parts)
+
+    @property
+    def streams_experts(self) -> bool:
+        """Whether experts are read when they are needed."""
+        return any(isinstance(step, StreamedRuns) for _, step in self.steps)
 
     @property
     def has_fixed_experts(self) -> bool:
@@ -173,7 +171,17 @@ def graph_layers_of(model: Any) -> GraphLayers:
     if attention is None or (passes_kv and not all(planned)):
         raise UncoveredPartError(lacking[0] if lacking else "layers without attention")
     size = attention.out.linear.weight.shape[0]
-    return GraphLayers(layers, _runs_of(planned), size, lacking[0] if lacking else None)
+    runs = _runs_of(planned)
+    return GraphLayers(layers, runs, _steps_of(runs), size, lacking[0] if lacking else None)
+
+
+def why_uncovered(model: Any) -> str | None:
+    """Which part of its layers keeps a model, whose modules were swapped, from being run as graphs."""
+    try:
+        graph_layers_of(model)
+    except UncoveredPartError as error:
+        return str(error)
+    return None
 
 
 def _planned_blocks(layer: Any, number: int, lacking: list[str]) -> list[_PlannedBlock]:
@@ -216,12 +224,16 @@ def _without_short_runs(planned: list[list[_PlannedBlock]]) -> list[list[_Planne
     return [own if number in enough else [] for number, own in enumerate(planned)]
 
 
+MOST_STREAMED = 4
+"""Mixtures of a run whose experts are read when they are needed: all of it is launched again where one was missing."""
+
+
 def _runs_of(planned: list[list[_PlannedBlock]]) -> list[GraphRun | OwnBlock | OwnLayer]:
     runs, open_run = list[GraphRun | OwnBlock | OwnLayer](), list[_PlannedBlock]()
 
     def close() -> None:
         if open_run:
-            runs.append(GraphRun([(each.layer, each.part) for each in open_run if each.part], _residuals_of(open_run)))
+            runs.append(_run_of(open_run))
             open_run.clear()
 
     for number, blocks in enumerate(planned):
@@ -233,9 +245,53 @@ def _runs_of(planned: list[list[_PlannedBlock]]) -> list[GraphRun | OwnBlock | O
                 close()
                 runs.append(OwnBlock(each.program, each.block))
             else:
+                if _is_apart(open_run, each.part):
+                    close()
                 open_run.append(each)
     close()
     return runs
+
+
+def _steps_of(
+    runs: Sequence[GraphRun | OwnBlock | OwnLayer],
+) -> list[tuple[int, GraphRun | StreamedRuns | OwnBlock | OwnLayer]]:
+    steps = list[tuple[int, GraphRun | StreamedRuns | OwnBlock | OwnLayer]]()
+    for number, run in enumerate(runs):
+        if not isinstance(run, GraphRun) or run.experts is None:
+            steps.append((number, run))
+        elif steps and isinstance(before := steps[-1][1], StreamedRuns):
+            before.runs.append(run)
+        else:
+            steps.append((number, StreamedRuns(number, [run])))
+    return steps
+
+
+def _run_of(blocks: Sequence[_PlannedBlock]) -> GraphRun:
+    parts = [(each.layer, each.part) for each in blocks if each.part]
+    streamed = [_streamed_of(part) for _, part in parts]
+    if not any(streamed):
+        return GraphRun(parts, _residuals_of(blocks))
+    singles = [
+        GraphRun([part], _residuals_of([block]), own and RunExperts([own]))
+        for part, block, own in zip(parts, blocks, streamed, strict=True)
+    ]
+    return GraphRun(parts, _residuals_of(blocks), RunExperts([each for each in streamed if each]), singles)
+
+
+def _streamed_of(part: GraphPart | None) -> StreamedLayer | None:
+    if not isinstance(part, MoePart) or part.streamed is None:
+        return None
+    return StreamedLayer(part.streamed, part.kernels.router.shape.top)
+
+
+def _is_apart(before: Sequence[_PlannedBlock], part: GraphPart) -> bool:
+    """Whether a part is of another run than those before it. A run with experts that may be missing has no recurrent
+    states, which no launch may write twice."""
+    streamed = sum(_streamed_of(each.part) is not None for each in before)
+    if isinstance(part, RecurrentPart):
+        return streamed > 0
+    has_states = any(isinstance(each.part, RecurrentPart) for each in before)
+    return streamed == MOST_STREAMED or (has_states and _streamed_of(part) is not None)
 
 
 def _residuals_of(blocks: Sequence[_PlannedBlock]) -> list[ResidualNorm]:

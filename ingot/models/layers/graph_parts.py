@@ -28,10 +28,12 @@ from ingot.kernels.decode_graph.kernels import (
     scale_tokens,
     take_heads,
 )
+from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.lora import add_lora_products
-from ingot.kernels.moe.kernels import SharedOutput, combine_experts
+from ingot.kernels.moe.kernels import SharedOutput, combine_experts, place_experts
 from ingot.kernels.paged_attention.rope import LatentRopeKernel, RopeKernel
 from ingot.kernels.recurrent.kernels import RecurrentKernels
+from ingot.models.experts.streaming import LayerExperts, StreamedExperts
 from ingot.models.layers.attention import MixedAttention
 from ingot.models.layers.attention_backends import PagedKernelAttention
 from ingot.models.layers.gpu_linear import (
@@ -287,11 +289,11 @@ class MlpPart:
     def products(self) -> tuple[JoinedLinear, ...]:
         return self.gate_up, self.down
 
-    def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
+    def capture(self, capture: Launcher, states: mx.array, inputs: StepInputs) -> mx.array:
         gated = self._gated(capture, states, inputs.loras)
         return multiply_with_lora(capture, self.down, gated, inputs.loras)
 
-    def _gated(self, capture: GraphCapture, states: mx.array, loras: mx.array | None) -> mx.array:
+    def _gated(self, capture: Launcher, states: mx.array, loras: mx.array | None) -> mx.array:
         """The gated activation, with what the tokens' adapters add to the gate and to what it gates."""
         linear, matrices, gate = self.gate_up.linear, lora_matrices_of(self.gate_up), self.module.gate
         if gate == "silu" and loras is not None and matrices is not None:
@@ -305,6 +307,14 @@ class MlpPart:
         return linear._product.by(capture).gated(states, linear._packed)
 
 
+class ExpertChoice(NamedTuple):
+    """Each token's experts and their weights, and what all tokens are given."""
+
+    experts: mx.array
+    weights: mx.array
+    shared: SharedOutput | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MoePart:
     """A mixture of experts, and the expert that all tokens have."""
@@ -315,11 +325,14 @@ class MoePart:
     router: JoinedLinear
     shared: MlpPart | None
     gate: JoinedLinear | None  # of what that gives
+    streamed: LayerExperts | None
+    """Its experts, where they are read when they are needed."""
 
     @classmethod
     def of(cls, module: JoinedMoe) -> MoePart:
         name, spec = own_class(module).__name__, module._spec
-        if module.kernels is None:
+        kernels = module.kernels or module.streamed
+        if kernels is None:
             raise UncoveredPartError(f"{module.lacking} of {name}")
         shared = None if spec.shared is None else module.get(spec.shared)
         if shared is not None and not isinstance(shared, JoinedMLP):
@@ -327,8 +340,10 @@ class MoePart:
         router, gate = _covered_product(module.router_product), None
         if shared is not None and spec.shared_gate is not None:
             gate = router if module.joined_gate is None else _covered_product(module.joined_gate)
+        experts = attrgetter(spec.experts)(module)
+        streamed = experts.layer if isinstance(experts, StreamedExperts) else None
         shared_part = None if shared is None else MlpPart.of(shared)
-        return cls(lambda: attrgetter(spec.experts)(module), module.kernels, router, shared_part, gate)
+        return cls(lambda: attrgetter(spec.experts)(module), kernels, router, shared_part, gate, streamed)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -341,15 +356,13 @@ class MoePart:
         return isinstance(self.experts(), FirstExpert)
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
-        logits = multiply_with_lora(capture, self.router, states, inputs.loras)
-        return self._combined(capture, states, logits, inputs)
+        return self._combined(capture, states, self._choice(capture, states, inputs), inputs)
 
-    def _combined(self, capture: GraphCapture, states: mx.array, logits: mx.array, inputs: StepInputs) -> mx.array:
-        """What the experts give that these logits choose."""
-        kernels = self.kernels
-        chosen, weights = kernels.router.by(capture)(logits, inputs.slots)
-        chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
-        shared = self._shared(capture, states, logits, inputs)
+    def _combined(self, capture: GraphCapture, states: mx.array, choice: ExpertChoice, inputs: StepInputs) -> mx.array:
+        """What the chosen experts give."""
+        kernels, (chosen, weights, shared) = self.kernels, choice
+        if inputs.places is not None:
+            chosen, weights = place_experts(capture, chosen, weights, inputs.places)
         top, bias = kernels.router.shape.top, kernels.down_bias
         if kernels.grouped is not None and inputs.computes_prompts:
             given = kernels.grouped.by(capture).launched(states, chosen)
@@ -357,9 +370,24 @@ class MoePart:
         given = kernels.multiply(states, chosen, capture)
         return combine_experts(capture, given, chosen, weights, top, bias=bias, shared=shared)
 
-    def _shared(
-        self, capture: GraphCapture, states: mx.array, logits: mx.array, inputs: StepInputs
-    ) -> SharedOutput | None:
+    def compute(self, run: Launcher, states: mx.array, inputs: StepInputs, *, are_there: bool) -> mx.array:
+        """The same bits at once, of states [tokens, size]: experts are read that are in no slot, unless all of them
+        `are_there`. They may be more than there are slots."""
+        kernels, layer, top = self.kernels, self.streamed, self.kernels.router.shape.top
+        assert layer is not None
+        chosen, weights, shared = self._choice(run, states, inputs)
+        experts = self.experts()
+        multiply = layer.launch_there if are_there else layer.compute
+        given = multiply(states, chosen.reshape(-1, top), experts.products, kernels.products)
+        return combine_experts(run, given.reshape(-1, given.shape[-1]), chosen, weights, top, shared=shared)
+
+    def _choice(self, run: Launcher, states: mx.array, inputs: StepInputs) -> ExpertChoice:
+        logits = multiply_with_lora(run, self.router, states, inputs.loras)
+        chosen, weights = self.kernels.router.by(run)(logits, inputs.slots)
+        chosen = mx.zeros_like(chosen) if inputs.has_fixed_experts else chosen
+        return ExpertChoice(chosen, weights, self._shared(run, states, logits, inputs))
+
+    def _shared(self, capture: Launcher, states: mx.array, logits: mx.array, inputs: StepInputs) -> SharedOutput | None:
         if self.shared is None:
             return None
         output = self.shared.capture(capture, states, inputs)
@@ -385,13 +413,12 @@ class LayerMoePart(MoePart):
         weight, factor, eps = (attrgetter(name)(layer) for name in spec.router_norm)
         router_norm = ResidualNorm(NormWeights(weight * factor, float(eps)))
         router, norm = _covered_product(layer.joined_router), ResidualNorm(norm_weights(layer[spec.norm]))
-        return cls(lambda: attrgetter(spec.moe.experts)(layer), kernels, router, None, None, router_norm, norm)
+        return cls(lambda: attrgetter(spec.moe.experts)(layer), kernels, router, None, None, None, router_norm, norm)
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
         _, for_router = self.router_norm(capture, states, None)
-        logits = multiply_with_lora(capture, self.router, for_router, inputs.loras)
         _, normed = self.norm(capture, states, None)
-        return self._combined(capture, normed, logits, inputs)
+        return self._combined(capture, normed, self._choice(capture, for_router, inputs), inputs)
 
 
 class Branch(NamedTuple):
@@ -417,6 +444,8 @@ class BranchesPart:
             # The first is normed, the others are added to it.
             added = ResidualNorm(None, after) if branches else ResidualNorm(after)
             part = part_of(block.part, number)
+            if isinstance(part, MoePart) and part.streamed is not None:
+                raise UncoveredPartError("experts that are read when they are needed, beside another part")
             branches.append(Branch(part, None if before is None else ResidualNorm(before), added))
         return cls(tuple(branches))
 
@@ -538,7 +567,7 @@ def _covered_product(product: JoinedLinear | None) -> JoinedLinear:
     return product
 
 
-def multiply_in_graph(capture: GraphCapture, linear: Any, x: mx.array) -> mx.array:
+def multiply_in_graph(capture: Launcher, linear: Any, x: mx.array) -> mx.array:
     """By a layer, or an embedding as an output head, that our kernels multiply by. Of contiguous states [tokens,
     size]."""
     if isinstance(linear, DenseKernel):
@@ -548,9 +577,7 @@ def multiply_in_graph(capture: GraphCapture, linear: Any, x: mx.array) -> mx.arr
     return add_bias(capture, y, linear.bias) if "bias" in linear else y
 
 
-def multiply_with_lora(
-    capture: GraphCapture, product: JoinedLinear, x: mx.array, token_loras: mx.array | None
-) -> mx.array:
+def multiply_with_lora(capture: Launcher, product: JoinedLinear, x: mx.array, token_loras: mx.array | None) -> mx.array:
     """The same, with what the tokens' adapters add."""
     y, matrices = multiply_in_graph(capture, product.linear, x), lora_matrices_of(product)
     return y if token_loras is None or matrices is None else add_lora_products(capture, x, y, matrices, token_loras)

@@ -51,6 +51,10 @@ class MoeKernels:
             inner, self.down, chosen
         )
 
+    def products(self, states: mx.array, places: mx.array) -> mx.array:
+        """The same of the experts in these slots [tokens, top]: [tokens, top, size]."""
+        return self.multiply(states, mx.contiguous(places.reshape(-1))).reshape(*places.shape, -1)
+
 
 class JoinedMoe(nn.Module):
     """Computes what the mixture that it extends computes; graphs find here what they launch for it."""
@@ -62,7 +66,7 @@ class JoinedMoe(nn.Module):
     """Of that expert, where it is not."""
     kernels: MoeKernels | None
     streamed: MoeKernels | None
-    """Of experts that are read when they are needed, which no graph can wait for: few tokens are launched one kernel
+    """Of experts that are read when they are needed: where layers are no graphs, few tokens are launched one kernel
     after another."""
     lacking: str
     """What there are no kernels for, where there are none."""
@@ -82,10 +86,7 @@ class JoinedMoe(nn.Module):
         logits = self.router_product(rows)
         chosen, weights = kernels.router(logits, _all_there())
 
-        def multiply(x: mx.array, places: mx.array) -> mx.array:
-            return kernels.multiply(x, mx.contiguous(places.reshape(-1))).reshape(*places.shape, -1)
-
-        given = attrgetter(spec.experts)(self)(rows, chosen.reshape(-1, top), multiply)
+        given = attrgetter(spec.experts)(self)(rows, chosen.reshape(-1, top), kernels.products)
         shared = None
         if spec.shared is not None and (expert := self.get(spec.shared)) is not None:
             gates = None if spec.shared_gate is None else self._shared_gates(rows, logits, kernels)
@@ -159,16 +160,17 @@ def _linear_of(weight: mx.array) -> nn.Linear:
     return linear
 
 
-_READ_LATER: Final = "experts that are read when they are needed"
-
-
 def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
     """Find the kernels of all mixtures of a model whose products were swapped."""
     for program in filter(None, map(layer_program_of, decoder_layers_of(model))):
         for part in program.parts:
             if isinstance(part, LayerMoe):
                 streamed = isinstance(attrgetter(part.spec.moe.experts)(part.layer), StreamedExperts)
-                found = _READ_LATER if streamed else _moe_kernels(part.layer, part.spec.moe, kernels)
+                found = (
+                    "experts that are read when they are needed"
+                    if streamed
+                    else _moe_kernels(part.layer, part.spec.moe, kernels)
+                )
                 part.layer.moe_kernels = found
     for module in model.modules():
         if isinstance(module, JoinedMoe):
@@ -176,7 +178,7 @@ def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
             if isinstance(found, str):
                 module.lacking = found
             elif isinstance(attrgetter(module._spec.experts)(module), StreamedExperts):
-                module.streamed, module.lacking = found, _READ_LATER
+                module.streamed = found
             else:
                 module.kernels = found
 

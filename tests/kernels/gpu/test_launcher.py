@@ -21,6 +21,7 @@ from ingot.kernels.decode_graph.kernels import (
     gate_states,
     post_inputs,
     take_heads,
+    take_result,
 )
 from ingot.kernels.dense_matmul.kernels import DTYPES as DENSE_DTYPES
 from ingot.kernels.dense_matmul.kernels import DenseProduct
@@ -38,6 +39,7 @@ from ingot.kernels.gpu.kernel_source import (
 )
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, compilation_stats, kernel_launcher
 from ingot.kernels.gpu.nvrtc import CubinCache, Nvrtc, NvrtcError
+from ingot.kernels.moe.kernels import ExpertPlaces, place_experts
 from ingot.kernels.packed_matmul.kernels import (
     DTYPES,
     FLOAT_FORMATS,
@@ -245,6 +247,8 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     gate_heads(run, states.reshape(2, 32, 128), mx.zeros((2, 32), dtype), "softplus")
     take_heads(run, states, 32, 128, 64)
     post_inputs(run, [states, mx.zeros((2, 64)), mx.zeros((2, 32)), words, words], words, words, words)
+    place_experts(run, words, mx.zeros(8), ExpertPlaces(words, words, words))
+    take_result(run, words, words, words, OutputSpec((1, 8), mx.int32))
     return [*run.kinds]
 
 

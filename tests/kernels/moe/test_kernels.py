@@ -8,7 +8,14 @@ import mlx.core as mx
 import pytest
 
 from ingot.kernels.gpu.emulator import Emulator
-from ingot.kernels.moe.kernels import ExpertRouter, RouterShape, SharedOutput, combine_experts
+from ingot.kernels.moe.kernels import (
+    ExpertPlaces,
+    ExpertRouter,
+    RouterShape,
+    SharedOutput,
+    combine_experts,
+    place_experts,
+)
 from ingot.upstream import import_upstream
 from tests.kernels.paged_attention.memory import BOUNDS, emulated
 
@@ -179,3 +186,13 @@ def test_what_the_expert_of_all_tokens_gave_is_added(gated: bool, dtype: mx.Dtyp
     found = combine_experts(Emulator(), given, chosen, weights, 2, shared=beside)
     plain = combine_experts(Emulator(), given, chosen, weights, 2)
     assert off(found, plain + (mx.sigmoid(gates[:, 7:8]) * shared if gated else shared)) < BOUNDS[dtype]
+
+
+def test_experts_without_a_slot_weigh_nothing_and_all_that_were_chosen_are_noted() -> None:
+    chosen, weights = mx.array([2, 0, 3, 1], mx.int32), mx.array([0.5, 0.25, 0.75, 1.0])
+    table = mx.array([7, 7, 7, 4, -1, 6, -1], mx.int32)  # of a layer of three experts, and of this one's four
+    noted, begins = mx.full(6, 9, mx.int32), mx.array([3, 2, *[0] * 6], mx.int32)
+    slots, kept = place_experts(Emulator(), chosen, weights, ExpertPlaces(table, begins, noted))
+    assert slots.tolist() == [6, 4, 0, 0]
+    assert kept.tolist() == [0.5, 0.25, 0.0, 0.0]
+    assert noted.tolist() == [9, 9, 2, 0, 3, 1]

@@ -20,6 +20,8 @@ from tests.models.layers import family_configs
 
 EXPERTS = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
 WIDE = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 64}
+IN_GRAPHS = {"head_dim": 16}
+"""What decode graphs have kernels for."""
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 PACKINGS = {
     "32 bits": None,
@@ -32,10 +34,12 @@ LOADED: list[ModelAdapter] = []
 PROMPT = [5, 17, 3, 29, 11, 23, 7, 19, 2, 31, 41, 43]
 
 
-def saved(family: str, folder: Path, packing: dict[str, Any] | None = None, *, calm: bool = False) -> Path:
+def saved(
+    family: str, folder: Path, packing: dict[str, Any] | None = None, *, calm: bool = False, **changed: Any
+) -> Path:
     """With random weights. Those of a `calm` model hardly change what is handed from layer to layer."""
     config = {**family_configs.config(family)}
-    (config.get("text_config") or config).update({**EXPERTS, **WIDE})
+    (config.get("text_config") or config).update({**EXPERTS, **WIDE, **changed})
     module = family_configs.import_upstream(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(3)
     model = module.Model(module.ModelArgs.from_dict(config))

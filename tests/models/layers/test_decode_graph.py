@@ -39,10 +39,11 @@ from ingot.models.layers import decode_graph, graph_layers
 from ingot.models.layers.decode_graph import DecodeGraphs, decode_graphs_of
 from ingot.models.layers.gpu_linear import FEW_ROWS
 from ingot.models.layers.graph_inputs import AttentionKind, StepInputs
-from ingot.models.layers.graph_layers import GraphRun, OwnBlock, OwnLayer
+from ingot.models.layers.graph_layers import OwnBlock, OwnLayer
 from ingot.models.layers.graph_parts import LayerMoePart, MoePart
 from ingot.models.layers.layer_program import LayerMoe
 from ingot.models.layers.moe import JoinedMoe
+from ingot.models.layers.streamed_runs import GraphRun
 from ingot.models.layers.swapping import swap_modules
 from tests import engines, tiny
 from tests.memory import pretended
@@ -797,7 +798,7 @@ def test_experts_that_are_not_covered_keep_their_layers_and_are_named(
     if packing is not None:
         nn.quantize(model, class_predicate=lambda path, _: "switch_mlp." in path and "_proj" in path, **packing)
     swap_modules(model, engines.GPU, CheckedKernels(engines.GPU))
-    assert decode_graph.why_uncovered(model) == f"{part} of Qwen3MoeSparseMoeBlock"
+    assert graph_layers.why_uncovered(model) == f"{part} of Qwen3MoeSparseMoeBlock"
 
 
 def test_layers_whose_pages_no_kernel_reads_are_not_graphs() -> None:
