@@ -164,14 +164,12 @@ def find_moe_kernels(model: nn.Module, kernels: CheckedKernels) -> None:
     """Find the kernels of all mixtures of a model whose products were swapped."""
     for program in filter(None, map(layer_program_of, decoder_layers_of(model))):
         for part in program.parts:
-            if isinstance(part, LayerMoe):
-                streamed = isinstance(attrgetter(part.spec.moe.experts)(part.layer), StreamedExperts)
-                found = (
-                    "experts that are read when they are needed"
-                    if streamed
-                    else _moe_kernels(part.layer, part.spec.moe, kernels)
-                )
-                part.layer.moe_kernels = found
+            if not isinstance(part, LayerMoe):
+                continue
+            if isinstance(attrgetter(part.spec.moe.experts)(part.layer), StreamedExperts):
+                part.layer.moe_kernels = "experts that are read when they are needed"
+            else:
+                part.layer.moe_kernels = _moe_kernels(part.layer, part.spec.moe, kernels)
     for module in model.modules():
         if isinstance(module, JoinedMoe):
             found = _moe_kernels(module, module._spec, kernels)

@@ -12,7 +12,7 @@ from ingot.models.layers.modules import named_parameters
 from ingot.models.layers.rope import swap_ropes
 from tests.models.layers import family_configs
 
-FUSED = ("ernie4_5", "helium", "llama", "mimo", "qwen2", "qwen3", "seed_oss", "telechat3")
+FUSED = ("ernie4_5", "helium", "internlm3", "llama", "mimo", "qwen2", "qwen3", "seed_oss", "telechat3")
 OTHERS = [family.name for family in MODEL_FAMILIES.values() if family.layers and family.name not in FUSED]
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice()}")
 
