@@ -2,8 +2,8 @@
 
 A server needs mlx-lm's model definitions. The package itself also imports transformers and the hub, which doubles the
 time of a start. So its `__init__` runs only when a name is used that is not one of its modules, and models are found
-and loaded here, FP8 weights too. Other formats of other projects (AWQ, GPTQ, compressed tensors) are left to mlx-lm's
-own loader, which is imported for those.
+and loaded here, also those in FP8, in AWQ's and GPTQ's formats and as packed compressed tensors. Further formats of
+other projects are left to mlx-lm's own loader, which is imported for those.
 
 mlx-lm lowers RLIMIT_NOFILE when it is imported, including the hard limit, which an ordinary user cannot raise again. So
 that import sees a `resource` module whose `setrlimit` does nothing; the real one is untouched.
@@ -174,8 +174,8 @@ def load_model(
     config = {**load_config(folder), **(model_config or {})}
     blocks = _fp8_blocks(folder, config)
     packing = _packing_by_others(folder, config)
-    is_gptq = packing.get("quant_method") == "gptq" and config.get("quantization") is None
-    if blocks is None and not is_gptq and is_packed_by_others(folder, config):
+    form = _integer_form(packing) if config.get("quantization") is None else None
+    if blocks is None and form is None and is_packed_by_others(folder, config):
         loaded: tuple[Any, dict[str, Any]] = import_upstream(f"{PACKAGE}.utils").load_model(
             folder, lazy=True, model_config=model_config, get_model_classes=get_model_classes
         )
@@ -190,13 +190,13 @@ def load_model(
         stored |= weights
     if blocks is not None:
         weights, config = _without_fp8(weights, config, blocks)
-    elif is_gptq:
-        weights, config = _without_gptq(weights, packing), {**config, "quantization": _gptq_form(packing)}
+    elif form is not None:
+        weights, config = _without_codes(weights, packing, form), {**config, "quantization": form}
     model_class, args_class = get_model_classes(config=config)
     model = model_class(args_class.from_dict(config))
     if hasattr(model, "sanitize"):
-        weights = model.sanitize(weights)
-    if is_gptq:
+        weights = _sanitized(model, weights)
+    if form is not None:
         weights = _without_zero_biases(weights, model)
     if config.get("quantization") is not None:
         _pack(model, config["quantization"], weights)
@@ -273,29 +273,87 @@ def _unpacked_fp8(name: str, weight: mx.array, scale: mx.array, blocks: tuple[in
     return (mx.from_fp8(weight, dtype=mx.float32) * scale).astype(mx.bfloat16)
 
 
-def _gptq_form(packing: Mapping[str, Any]) -> dict[str, int]:
-    return {"group_size": int(packing.get("group_size", 128)), "bits": int(packing.get("bits", 4))}
+def _integer_form(packing: Mapping[str, Any]) -> dict[str, int] | None:
+    """MLX's form of GPTQ's and AWQ's weights, and of compressed tensors whose codes have scales for groups and no
+    zeros."""
+    if packing.get("quant_method") in ("awq", "gptq"):
+        return {"group_size": int(packing.get("group_size", 128)), "bits": int(packing.get("bits", 4))}
+    groups = [group.get("weights") or {} for group in (packing.get("config_groups") or {}).values()]
+    if packing.get("format") != "pack-quantized" or len(groups) != 1:
+        return None
+    stated = groups[0]
+    usual = {"type": "int", "strategy": "group", "symmetric": True}
+    if any(stated.get(name) != value for name, value in usual.items()):
+        raise ValueError(f"packed compressed tensors need {usual}, and have {stated}")
+    return {"group_size": int(stated["group_size"]), "bits": int(stated["num_bits"])}
 
 
-def _without_gptq(weights: Mapping[str, mx.array], packing: Mapping[str, Any]) -> dict[str, mx.array]:
-    """GPTQ's weights in MLX's format, with the same values. mlx-lm reads these files as AWQ's, which pack another
-    axis, or refuses them."""
-    form, found = _gptq_form(packing), dict[str, mx.array]()
-    each, bits, one_less = 32 // form["bits"], form["bits"], packing.get("checkpoint_format", "gptq") != "gptq_v2"
+def _without_codes(
+    weights: Mapping[str, mx.array], packing: Mapping[str, Any], form: Mapping[str, int]
+) -> dict[str, mx.array]:
+    """GPTQ's and AWQ's weights and compressed tensors in MLX's format, with the same values. mlx-lm reads GPTQ's files
+    as AWQ's, which pack another axis, or refuses them; knows no experts in either; and reads compressed tensors of a
+    few families alone."""
+    found = dict[str, mx.array]()
+    bits, is_awq = form["bits"], packing.get("quant_method") == "awq"
+    one_less = not is_awq and packing.get("checkpoint_format", "gptq") != "gptq_v2"
+    if is_awq and bits != 4:
+        raise ValueError(f"AWQ's weights of {bits} bits are not supported: those of 4 are")
     for name, array in weights.items():
         path, _, part = name.rpartition(".")
-        if part == "qweight":
-            groups = weights.get(f"{path}.g_idx")
-            if groups is not None and not mx.array_equal(groups, mx.arange(groups.size) // form["group_size"]).item():
+        if part in ("qweight", "weight_packed"):
+            order = weights.get(f"{path}.g_idx", weights.get(f"{path}.weight_g_idx"))
+            if order is not None and not mx.array_equal(order, mx.arange(order.size) // form["group_size"]).item():
                 raise ValueError(f"{path} was packed in another order of its inputs (desc_act), which MLX lacks")
-            scales, packed = weights[f"{path}.scales"].T, weights[f"{path}.qzeros"].view(mx.uint32)
-            zeros = (packed[..., None] >> (mx.arange(each, dtype=mx.uint32) * bits)) & ((1 << bits) - 1)
-            zeros = zeros.reshape(len(packed), -1).T.astype(mx.float32) + one_less
-            found[f"{path}.weight"] = mx.contiguous(array.T).view(mx.uint32)
-            found[f"{path}.scales"] = mx.contiguous(scales)
-            found[f"{path}.biases"] = (-zeros * scales).astype(scales.dtype)
-        elif part not in ("g_idx", "qzeros", "scales"):
-            found[name] = array
+        if part == "qweight":
+            scales = mx.contiguous(weights[f"{path}.scales"].T)
+            places = mx.array(_AWQ_ORDER if is_awq else tuple(range(32 // bits)), mx.uint32)
+            middle = _codes(weights[f"{path}.qzeros"], places, bits).T.astype(mx.float32) + one_less
+            found[f"{path}.weight"] = (
+                _packed_codes(mx.contiguous(_codes(array, places, bits).T), bits)
+                if is_awq
+                else mx.contiguous(array.T).view(mx.uint32)
+            )
+        elif part == "weight_packed":
+            scales, middle = weights[f"{path}.weight_scale"], mx.array(1 << (bits - 1), mx.float32)
+            found[f"{path}.weight"] = array.view(mx.uint32)
+        elif part in ("g_idx", "weight_g_idx", "qzeros", "weight_shape", "weight_scale"):
+            continue
+        else:
+            if part != "scales":
+                found[name] = array
+            continue
+        found |= {f"{path}.scales": scales, f"{path}.biases": (-middle * scales).astype(scales.dtype)}
+    return found
+
+
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the code of each of eight columns is in their word."""
+
+
+def _codes(words: mx.array, places: mx.array, bits: int) -> mx.array:
+    return ((words.view(mx.uint32)[..., None] >> (places * bits)) & ((1 << bits) - 1)).reshape(len(words), -1)
+
+
+def _packed_codes(codes: mx.array, bits: int) -> mx.array:
+    each = 32 // bits
+    return (codes.reshape(len(codes), -1, each) << (mx.arange(each, dtype=mx.uint32) * bits)).sum(axis=-1)
+
+
+_OF_EXPERT: Final = re.compile(r"\.experts\.\d+\.[^.]+\.(scales|biases)$")
+
+
+def _sanitized(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Weights by a model's own names. Most families' code stacks the weights of experts alone: it is given their scales
+    and their biases as such."""
+    further = {name for name in weights if _OF_EXPERT.search(name)}
+    own = {name: array for name, array in weights.items() if name not in further}
+    found: dict[str, mx.array] = model.sanitize(dict(own))
+    for part in ("scales", "biases") if further else ():
+        named = {f"{name.removesuffix(part)}weight": weights[name] for name in further if name.endswith(f".{part}")}
+        for name, array in model.sanitize(own | named).items():
+            if "switch_mlp" in name and name.endswith(".weight") and name not in own:
+                found[f"{name.removesuffix('weight')}{part}"] = array
     return found
 
 

@@ -255,6 +255,71 @@ def test_gptqs_weights_have_the_same_values_in_mlxs_format(bits: int, tmp_path: 
             assert mx.allclose(values, wanted[path], atol=1e-4).item(), path
 
 
+def packed_by_others(weight: mx.array, method: str) -> tuple[mx.array, dict[str, mx.array]]:
+    """The values of a weight in 4 bits, and its tensors, as checkpoints have them."""
+    rows, columns = weight.shape
+    codes = mx.random.randint(0, 16, (rows, columns)).astype(mx.uint32)
+    zeros = mx.random.randint(1, 16, (rows, columns // 32)).astype(mx.uint32)
+    scales = mx.random.uniform(0.01, 0.02, (rows, columns // 32))
+
+    def words(of: mx.array, order: tuple[int, ...] = tuple(range(8))) -> mx.array:
+        eights = mx.contiguous(of).reshape(len(of), -1, 8)[..., mx.array(order)]
+        return (eights << (mx.arange(8, dtype=mx.uint32) * 4)).sum(axis=-1).view(mx.int32)
+
+    if method == "awq":
+        swapped = (0, 2, 4, 6, 1, 3, 5, 7)
+        stored = {"qweight": words(codes.T, swapped), "qzeros": words(zeros.T, swapped), "scales": scales.T}
+    elif method == "gptq":
+        stored = {"qweight": words(codes).T, "qzeros": words((zeros - 1).T), "scales": scales.T}
+    else:
+        zeros = mx.full(zeros.shape, 8, mx.uint32)
+        stored = {"weight_packed": words(codes), "weight_scale": scales, "weight_shape": mx.array([rows, columns])}
+    around = codes.reshape(rows, -1, 32).astype(mx.float32) - zeros[..., None]
+    return (around * scales[..., None]).reshape(rows, columns), stored
+
+
+COMPRESSED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_experts_in_the_formats_of_others_have_the_same_values_in_mlxs(method: str, tmp_path: Path) -> None:
+    config = {**tiny.CONFIGS["moe"], "moe_intermediate_size": 32}
+    packing = {"quant_method": method, "bits": 4, "group_size": 32}
+    if method == "compressed-tensors":
+        packing |= {"format": "pack-quantized", "config_groups": {"group_0": {"weights": COMPRESSED}}}
+    stored, wanted = dict[str, mx.array](), dict[str, mx.array]()
+    for name, weight in tree_flatten(random_models.build(config).parameters()):
+        path = name.removesuffix(".weight")
+        if not name.endswith("_proj.weight"):
+            stored[name] = weight
+        elif weight.ndim == 2:
+            wanted[path], parts = packed_by_others(weight, method)
+            stored |= {f"{path}.{part}": array for part, array in parts.items()}
+        else:
+            each = [packed_by_others(of_expert, method) for of_expert in weight]
+            wanted[path] = mx.stack([values for values, _ in each])
+            for number, (_, parts) in enumerate(each):
+                alone = path.replace("switch_mlp", f"experts.{number}")
+                stored |= {f"{alone}.{part}": array for part, array in parts.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    model, _ = load_model(tmp_path)
+    found = {path: module for path, module in model.named_modules() if path in wanted}
+    assert found.keys() == wanted.keys()
+    for path, module in found.items():
+        values = mx.dequantize(module.weight, module.scales, module.biases, 32, 4)
+        assert mx.allclose(values, wanted[path], atol=1e-5).item(), path
+
+
+def test_compressed_tensors_in_forms_that_mlx_lacks_are_refused(tmp_path: Path) -> None:
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a.weight_packed": mx.zeros((4, 8), mx.int32)})
+    groups = {"group_0": {"weights": {**COMPRESSED, "symmetric": False}}}
+    packing = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIGS["llama"], "quantization_config": packing}))
+    with pytest.raises(ValueError, match="'symmetric': False"):
+        load_model(tmp_path)
+
+
 def test_gptqs_weights_in_another_order_are_refused(tmp_path: Path) -> None:
     stored = {"a.qweight": mx.zeros((4, 8), mx.int32), "a.g_idx": mx.zeros(32, mx.int32) + 1}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)

@@ -169,7 +169,9 @@ class Probe:
             raise
         # Code of any family may fail in any way, on a device it was not written for mostly.
         except Exception as error:
-            raise ModelError(f"The model cannot be run here: {error}") from error
+            needs_metal = str(error).startswith("[metal_kernel]")
+            why = "its family's code has a kernel for Apple GPUs (Metal) alone" if needs_metal else error
+            raise ModelError(f"The model cannot be run here: {why}") from error
         if mx.any(mx.isnan(logits)).item():
             raise ModelError("The model answers with logits that are not numbers")
         return batches[0], logits
