@@ -416,7 +416,8 @@ def expected_speed(adapter: ModelAdapter, experts: ExpertStore) -> str:
     lacking, reading = 1 - experts.share, experts.token_bytes / speed
     low, high = (1 / (fastest + part * reading) for part in (lacking, lacking / 2))
     drive = f"a drive that reads {format_bytes(int(speed))}/s"
-    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from {drive}"
+    later = "" if experts.files.passes_cache else ", and more once the system's memory has the files"
+    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from {drive}{later}"
 
 
 def _rate(value: float) -> str:
