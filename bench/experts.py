@@ -313,8 +313,8 @@ class Bench:
 
     @staticmethod
     def _same(whole: Turn, waiting: Turn) -> Sequence[Turn]:
-        """Those that give the same bits. On NVIDIA GPUs experts that are all in memory are part of graphs, which sum in
-        another order."""
+        """Those that give the same bits. On NVIDIA GPUs prompts are computed by other kernels where all experts are in
+        memory."""
         return (waiting,) if current_device().kind == "cuda" else (whole, waiting)
 
     def _compared(self, some: Side, work: str, speed: float, found: Sequence[tuple[Turn, Turn, Turn]]) -> Figures:

@@ -414,9 +414,10 @@ def expected_speed(adapter: ModelAdapter, experts: ExpertStore) -> str:
     if speed is None:
         return fits
     lacking, reading = 1 - experts.share, experts.token_bytes / speed
-    low, high = (1 / (fastest + part * reading) for part in (lacking, lacking / 2))
+    rates = dict.fromkeys(_rate(1 / (fastest + part * reading)) for part in (lacking, lacking / 2))
     drive = f"a drive that reads {format_bytes(int(speed))}/s"
-    return f"{fits}; expect {_rate(low)} to {_rate(high)} tok/s at one stream, from {drive}"
+    later = "" if experts.files.passes_cache else ", and more once the system's memory has the files"
+    return f"{fits}; expect {' to '.join(rates)} tok/s at one stream, from {drive}{later}"
 
 
 def _rate(value: float) -> str:

@@ -177,7 +177,7 @@ class ExpertFiles:
         self._files, self._past_cache = [], []
 
 
-_REMEDY: Final = "load the model again."
+_REMEDY: Final = "unload and load the model, or restart the server."
 
 
 def _parts_of_records(

@@ -220,8 +220,8 @@ def _refuse_too_few(count: int, guesses: Sequence[RouterGuess | None], size: flo
     least = max((guess.top for guess in guesses if guess is not None), default=1)
     if count < max(1, least):
         raise ConfigError(
-            f"{SETTING}: {format_bytes(most)} hold {count} experts of a layer, and a token has {least}: that takes "
-            f"{format_bytes(int(size * least))}",
+            f"{SETTING}: {format_bytes(most)} is room for {count} of a layer's experts, and a token has {least}: "
+            f"that takes {format_bytes(int(size * least))}",
             param=SETTING,
         )
 

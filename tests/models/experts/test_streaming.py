@@ -18,7 +18,7 @@ from ingot.models.experts import guessing, streaming
 from ingot.models.experts.files import READERS, ExpertRead, WeightsUnreadable, read_bytes
 from ingot.models.experts.guessing import FEW_TOKENS, TRIAL_INTERVAL, TRIAL_PASSES, GuessTrial
 from ingot.models.experts.slots import NOWHERE
-from ingot.models.experts.streaming import LayerExperts
+from ingot.models.experts.streaming import ExpertStore, LayerExperts
 from ingot.models.layers.decode_graph import decode_graphs_of
 from ingot.models.layers.moe import JoinedMoe
 from tests.kernels.gpu.host_copies import host_copies
@@ -240,6 +240,18 @@ def test_more_experts_than_slots_are_computed_in_rounds(tmp_path: Path) -> None:
     assert found.misses + found.predicted + found.wasted <= 2 * 8 * len(store_of(adapter).layers)
 
 
+@pytest.mark.parametrize(
+    ("past_cache", "said"), [(True, "3.0 GB/s"), (False, "3.0 GB/s, and more once the system's memory has the files")]
+)
+def test_the_expected_speed_is_that_of_the_drive_and_names_the_page_cache_where_it_is_used(
+    past_cache: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExpertStore, "drive_speed", lambda store: 3e9)
+    adapter = loaded(saved("qwen3_moe", tmp_path), 0.7, past_cache=past_cache)
+    [note] = [note for note in adapter.notes if "expect" in note]
+    assert note.endswith(f"at one stream, from a drive that reads {said}")
+
+
 def test_a_mixture_that_fits_is_an_ordinary_model(tmp_path: Path) -> None:
     assert loaded(saved("qwen3_moe", tmp_path), 1.5).experts is None
 
@@ -250,7 +262,7 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
 
 
 def test_fewer_slots_than_a_token_has_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="hold 1 experts of a layer, and a token has 2"):
+    with pytest.raises(ConfigError, match="is room for 1 of a layer's experts, and a token has 2"):
         loaded(saved("qwen3_moe", tmp_path), 0.15)
 
 
