@@ -30,7 +30,7 @@ class LayerState:
 
     @property
     def open_batch(self) -> ForwardBatch:
-        assert self.batch is not None, "a layer state is used outside of a forward pass"
+        assert self.batch is not None, "it uses a layer's state outside of a forward pass"
         return self.batch
 
     @property

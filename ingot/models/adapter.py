@@ -464,7 +464,7 @@ def adapt_model(
         kept, found, margin = probed()
     if found.wrong is not None:
         part = restore_wrong_part(model, device, lambda: probed()[1].wrong is None)
-        how = "one after another" if part == "layers" else "by mlx-lm's own modules"
+        how = "one after another" if part == "layers" else "by the family's own modules"
         notes = [*notes, f"{part or 'layers'} run {how}, slower: otherwise {found.wrong}"]
         kept, found, margin = probed()
     if tower is not None and tower.bidirectional and not found.mixed:

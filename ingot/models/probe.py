@@ -226,7 +226,9 @@ class Probe:
                 gap = logits_gap(found, self._separate_in_chunks)
         # Whatever it is that a model cannot do with rows unlike each other, the conclusion is the same.
         except Exception as error:
-            self._unmixed = self._unmixed or f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+            reason = " ".join(str(error).split())[:100]
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            self._unmixed = self._unmixed or f"{kind}{reason}"
             return False
         if is_close_gap(gap, 0, self._dtype):
             return True

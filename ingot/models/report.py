@@ -147,8 +147,8 @@ def mlx_lm_attention_notes(model: nn.Module) -> list[str]:
     if not classes:
         return []
     return [
-        f"attention by mlx-lm's own modules ({', '.join(classes)}), slower: each step copies keys and values out of "
-        "their pages, sequences that differ in length attend one after another, and long prompts take more memory"
+        f"attention by the family's own modules ({', '.join(classes)}), slower: each step copies keys and values out "
+        "of their pages, sequences that differ in length attend one after another, and long prompts take more memory"
     ]
 
 
@@ -214,7 +214,7 @@ def _unused_kernel_notes(kernels: CheckedKernels) -> list[str]:
         "packed weights by MLX's own products, slower:": kernels.packed.wrong.values(),
         "prompts through experts by mlx-lm's own code, slower:": kernels.experts.wrong.values(),
         "plain weights by MLX's own products, in other bits among other rows:": kernels.dense.wrong.values(),
-        "recurrent layers by mlx-lm's own modules, slower:": kernels.recurrent.wrong.values(),
+        "recurrent layers by the family's own modules, slower:": kernels.recurrent.wrong.values(),
         "experts by plain operations, slower:": kernels.moe.wrong.values(),
     }
     return [f"{what} {why}" for what, whys in reasons.items() for why in sorted({*whys})]

@@ -202,7 +202,7 @@ def test_it_says_of_a_model_whether_its_attention_is_mlx_lms_own(tmp_path: Path)
     notes = model_notes_before_loading(tmp_path / "afm7")
     probed = {**WORKING, "slower": notes}
     [finding] = doctor.examine_model(probed, tmp_path / "afm7")
-    assert finding.state == "note" and "afm7: attention by mlx-lm's own modules" in finding.detail
+    assert finding.state == "note" and "afm7: attention by the family's own modules" in finding.detail
     [finding] = doctor.examine_model({**WORKING, "slower": []}, tmp_path / "llama")
     assert finding.state == "ok"
     [finding] = doctor.examine_model(probed, tmp_path / "none")

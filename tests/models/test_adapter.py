@@ -162,8 +162,8 @@ def test_a_mixture_that_wavers_and_that_our_attention_gets_wrong_does_without_it
     ("kind", "ours", "kept", "said"),
     [
         ("llama", FusedLayers, MixedAttention, "layers run one after another"),
-        ("hybrid", NativeRecurrence, MixedAttention, "recurrent layers run by mlx-lm's own modules"),
-        ("hybrid", MixedAttention, NativeRecurrence, "attention run by mlx-lm's own modules"),
+        ("hybrid", NativeRecurrence, MixedAttention, "recurrent layers run by the family's own modules"),
+        ("hybrid", MixedAttention, NativeRecurrence, "attention run by the family's own modules"),
     ],
     ids=["layers", "recurrent", "attention"],
 )
@@ -198,7 +198,7 @@ def test_modules_that_were_swapped_can_be_put_back(name: str, device: Device) ->
 @pytest.mark.parametrize("device", [current_device(), METAL], ids=["here", "metal"])
 def test_attention_that_is_mlx_lms_own_is_named_with_what_it_costs(device: Device) -> None:
     made = adapt_model(family_configs.build(UNKNOWN), family_configs.config(UNKNOWN), device, widest=64)
-    [note] = [note for note in made.notes if "attention by mlx-lm's own modules" in note]
+    [note] = [note for note in made.notes if "attention by the family's own modules" in note]
     assert "(Attention), slower: each step copies keys and values out of their pages" in note
     for known in (FUSED, MIXED, HYBRID):
         other = adapt_model(family_configs.build(known), family_configs.config(known), device, widest=64)

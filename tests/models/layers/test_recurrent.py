@@ -264,4 +264,4 @@ def test_projections_that_are_not_alike_are_not_one_product(monkeypatch: pytest.
 def test_heads_too_small_for_the_kernels_run_their_own_code_and_the_adapter_says_so() -> None:
     plain = adapt_model(tiny.build("hybrid"), tiny.CONFIGS["hybrid"], engines.GPU)
     assert not any(isinstance(module, KernelRecurrence) for _, module in plain.model.named_modules())
-    assert any("recurrent layers by mlx-lm's own modules, slower: keys of" in note for note in plain.notes)
+    assert any("recurrent layers by the family's own modules, slower: keys of" in note for note in plain.notes)
