@@ -39,7 +39,7 @@ from ingot.kernels.gpu.kernel_source import (
 )
 from ingot.kernels.gpu.launcher import CudaLauncher, MlxLauncher, compilation_stats, kernel_launcher
 from ingot.kernels.gpu.nvrtc import CubinCache, Nvrtc, NvrtcError
-from ingot.kernels.moe.kernels import ExpertPlaces, place_experts
+from ingot.kernels.moe.kernels import ExpertPlaces, ExpertRouter, RouterShape, place_experts
 from ingot.kernels.packed_matmul.kernels import (
     DTYPES,
     FLOAT_FORMATS,
@@ -238,8 +238,14 @@ def between_parts(dtype: mx.Dtype) -> list[KernelKind]:
     """Of a decode graph, besides products and mixers."""
     run, states, words = LaunchRehearsal(), mx.zeros((2, 4096), dtype), mx.zeros(8, mx.int32)
     norm = NormWeights(mx.zeros(4096, dtype), 1e-6)
-    for residual in (ResidualNorm(norm), ResidualNorm(norm, norm, clipped=True), ResidualNorm(None, multiplier=0.2)):
+    layer_norm = norm._replace(centred=True, bias=norm.weight)
+    plain = ResidualNorm(None, multiplier=0.2)
+    for residual in (ResidualNorm(norm), ResidualNorm(norm, norm, clipped=True), ResidualNorm(layer_norm), plain):
         residual(run, states, states)
+    router = ExpertRouter(
+        run, RouterShape(128, 8, "logits", "softmax", later=True, factored=True), factors=mx.ones(128)
+    )
+    router(mx.zeros((2, 128), dtype), words)
     for gate in ("silu", "gelu_tanh", "gelu", "relu2"):
         gate_states(run, states, gate)
     JointNorm(norm, NormWeights(norm.weight[:1024], 1e-6))(run, mx.zeros((2, 6144), dtype))
