@@ -303,6 +303,32 @@ REAL: dict[str, dict[str, Any]] = {
 """What makes them as large as the models that people run."""
 
 
+OTHER_SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5-122b-a10b": (
+        "qwen3.5-moe",
+        {
+            **_sized(248320, 3072, 8192, 48, 32, 2, 256),
+            **_DELTA_SIZES,
+            "linear_num_value_heads": 64,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+        },
+    ),
+    "qwen3.5-35b-a3b": ("qwen3.5-moe", REAL["qwen3.5-moe"]),
+    "qwen3.5-2b": (
+        "qwen3.5",
+        {**_sized(248320, 2048, 6144, 24, 8, 2, 256), **_DELTA_SIZES, "linear_num_value_heads": 16},
+    ),
+    "qwen3.5-0.8b": (
+        "qwen3.5",
+        {**_sized(248320, 1024, 3584, 24, 8, 2, 256), **_DELTA_SIZES, "linear_num_value_heads": 16},
+    ),
+}
+"""Further sizes, by name: the family, and what is its own."""
+
+
 PACKED_AS: dict[str, Callable[[str], dict[str, Any]]] = {
     "gpt-oss": lambda path: (
         {"group_size": 32, "bits": 4, "mode": "mxfp4"} if ".experts." in path else {"group_size": 64, "bits": 8}
@@ -324,15 +350,17 @@ def random_model(
     *,
     changes: dict[str, Any] | None = None,
     real: bool = False,
+    sizes: dict[str, Any] | None = None,
     bits: int = 4,
 ) -> tuple[dict[str, Any], Any]:
     """The config of a family, and a model with random weights of so many bits, or, where that is 4, quantised as its
-    checkpoints are; 0: as they are. Weights of one layer at a time are in memory before they are packed."""
+    checkpoints are; 0: as they are. Weights of one layer at a time are in memory before they are packed. `sizes` are
+    others than the `real` ones."""
     import mlx.core as mx
     import mlx.nn as nn
     from mlx.utils import tree_flatten, tree_unflatten
 
-    config = family_config(family, changes or {}, REAL[family] if real else {})
+    config = family_config(family, changes or {}, REAL[family] if real else sizes or {})
     model = build(config, dtype=getattr(mx, dtype), lazily=bits > 0)
     names = ("gate.weight", "router.layer.weight", "router.proj.weight")
     routers = [(path, x) for path, x in tree_flatten(model.parameters()) if path.endswith(names)]

@@ -1,13 +1,18 @@
-"""Specprefill: time to the first token of long prompts, scoring included, against the best possible one, and tokens per
-second after it, on random models or the foundry's.
+r"""Specprefill: time to the first token of long prompts, scoring included, against the best possible one, and tokens
+per second after it, on random models or the foundry's.
 
 python -m bench.sparse --target llama-15m --draft llama-5m --lengths 8192,32768 --warm-up 2048
 python -m bench.sparse --target dense --draft draft --lengths 8192,32768 --warm-up 2048
 python -m bench.sparse --target llama-8b --draft llama-600m --dtype bfloat16 --memory-gb 24 --lengths 8192,32768,65536
 python -m bench.sparse --target llama-32b --draft llama-1.7b --dtype bfloat16 --memory-gb 40 --lengths 8192,32768,65536
+python -m bench.sparse --target qwen3.5-35b-a3b --draft qwen3.5-0.8b --dtype bfloat16 --memory-gb 40 --keep 0.2 \
+    --lengths 8192,32768,131072
+python -m bench.sparse --target qwen3.5-122b-a10b --draft qwen3.5-2b --dtype bfloat16 --memory-gb 40 --keep 0.2 \
+    --lengths 8192,32768,131072
 
-The best gain is 1 / (computed fraction + time of the draft model / time of the target), both for the whole prompt. What
-the foundry's models write after that many tokens is meaningless, but takes as long.
+Shapes of Qwen 3.5 have weights in 4 bits. The best gain is 1 / (computed fraction + time of the draft model / time of
+the target), both for the whole prompt. What the foundry's models write after that many tokens is meaningless, but takes
+as long.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from math import log
 from typing import Any
 
 from bench.engine import started
+from bench.family_shapes import OTHER_SIZES, family_config, random_model
 from bench.random_models import SHAPES, build
 from foundry.package import MODELS
 from foundry.shapes import SHAPES as TRAINED
@@ -60,13 +66,20 @@ class Figures:
 
 
 def shape(name: str, context: int) -> dict[str, Any]:
-    config = load_config(MODELS / name) if name in TRAINED else SHAPES[name]
+    if name in OTHER_SIZES:
+        family, sizes = OTHER_SIZES[name]
+        config = family_config(family, {}, sizes)
+    else:
+        config = load_config(MODELS / name) if name in TRAINED else SHAPES[name]
     return config | {"max_position_embeddings": context}
 
 
 def make(name: str, dtype: str, context: int) -> Any:
     from ingot.models.precision import DTYPES
 
+    if name in OTHER_SIZES:
+        family, sizes = OTHER_SIZES[name]
+        return random_model(family, dtype, changes={"max_position_embeddings": context}, sizes=sizes)[1]
     if name not in TRAINED:
         return build(shape(name, context), dtype=DTYPES[dtype])
     model, _ = load_model(MODELS / name)
@@ -152,8 +165,9 @@ def figures(asked: argparse.Namespace) -> Iterator[Figures]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=[*SHAPES, *TRAINED], default="llama-150m")
-    parser.add_argument("--draft", choices=[*SHAPES, *TRAINED], default="llama-15m")
+    names = [*SHAPES, *OTHER_SIZES, *TRAINED]
+    parser.add_argument("--target", choices=names, default="llama-150m")
+    parser.add_argument("--draft", choices=names, default="llama-15m")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lengths", type=lambda text: [int(part) for part in text.split(",")], default=[2048, 8192])
     parser.add_argument("--keep", type=float, default=0.3)
