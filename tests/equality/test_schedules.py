@@ -37,13 +37,15 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"{native.advice(
 
 
 def settings_for(name: str, folder: Path) -> Settings:
-    """What a server has by default, but for sizes: a small cache evicts, and a folder keeps what it evicts."""
+    """What a server has by default, but for sizes: a small cache evicts, and a folder keeps what it evicts. And draft
+    tokens are proposed whether they pay here or not."""
     return Settings(
         context=1024,
         memory="2GB",
         cache_memory=CACHE_BYTES[name],
         cache_dir=folder,
         max_sequences=3,
+        speculate_tokens=4,
         deterministic=native.has_wide(),
     )
 
