@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import re
 import sys
 import tomllib
@@ -103,3 +104,9 @@ def test_the_doctor_names_what_is_missing_and_the_command(monkeypatch: pytest.Mo
     )
     assert found["audio"].advice == extras_command("audio")
     assert found["events"].state == "ok" and found["events"].detail.startswith("pyzmq ")
+
+
+def test_the_script_that_asks_for_torchs_size_finds_which_torch_is_meant() -> None:
+    script = (Path(__file__).parents[1] / "tools/torch-is-small").read_text()
+    [distribution] = re.findall(r'requires\("([^"]+)"\)', script)
+    assert any(each.startswith("torch") for each in importlib.metadata.requires(distribution) or ())
