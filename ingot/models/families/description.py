@@ -153,9 +153,7 @@ class MoeSpec:
     top: str = "top_k"  # how many experts a token has
     router: str = "gate"  # the router: a linear layer, or a module whose weight it multiplies by
     experts: str = "switch_mlp"
-    scores: str = (
-        "softmax"  # of all experts, or "sigmoid", or what says which; of "logits", those chosen have a softmax
-    )
+    scores: str = "softmax"  # or "sigmoid", or "logits", of which those chosen have a softmax; or the path of its name
     normed: str | bool = True  # whether chosen scores are divided by their sum
     eps: float = 0.0  # what is added to that sum
     bias: str | None = None  # added to scores where experts are chosen, not where they are weights

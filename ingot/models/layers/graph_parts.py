@@ -412,7 +412,8 @@ class LayerMoePart(MoePart):
             raise UncoveredPartError(f"{kernels} of {own_class(layer).__name__}")
         weight, factor, eps = (attrgetter(name)(layer) for name in spec.router_norm)
         router_norm = ResidualNorm(NormWeights(weight * factor, float(eps)))
-        router, norm = _covered_product(layer.joined_router), ResidualNorm(norm_weights(layer[spec.norm]))
+        router = _covered_product(attrgetter(spec.moe.router.rpartition(".")[0])(layer).joined_router)
+        norm = ResidualNorm(norm_weights(layer[spec.norm]))
         return cls(lambda: attrgetter(spec.moe.experts)(layer), kernels, router, None, None, None, router_norm, norm)
 
     def capture(self, capture: GraphCapture, states: mx.array, inputs: StepInputs) -> mx.array:
@@ -515,7 +516,7 @@ def join_layer_products(model: Any) -> None:
             if isinstance(part, LayerMoe):
                 owner, _, name = part.spec.moe.router.rpartition(".")
                 router = attrgetter(owner)(layer)
-                layer.joined_router = router.joined_router = join_linears(router[name], names=[name], apart=True)
+                router.joined_router = join_linears(router[name], names=[name], apart=True)
 
 
 _LAYER_INPUT_PRODUCTS = ("joined_input_gate", "joined_input_projection")

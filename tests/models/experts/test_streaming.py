@@ -33,6 +33,7 @@ CASES = [
     *(("qwen3_moe", packing) for packing in PACKINGS),
     *(("qwen3_5_moe", "4 bits"), ("gpt_oss", "mxfp4"), ("deepseek_v3", "4 bits"), ("glm4_moe", "32 bits")),
     *(("nemotron_h", "8 bits"), ("mixtral", "4 bits"), ("olmoe", "32 bits")),
+    *(("gemma4_text", "4 bits"), ("granitemoehybrid", "4 bits")),
 ]
 
 
