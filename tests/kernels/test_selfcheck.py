@@ -39,6 +39,11 @@ def test_zeros_where_zeros_are_expected_are_right() -> None:
     assert Case("differs by {off}", ONES, ONES * 0, 1e-4).wrong() == "differs by 1"
 
 
+def test_what_padding_adds_up_to_is_zero() -> None:
+    assert Case("differs by {off}", ONES * 1e-11, ONES * 0, 1e-2).wrong() is None
+    assert Case("differs by {off}", ONES * 1e-6, ONES * 0, 1e-2).wrong() == "differs by 1e-06"
+
+
 class Run:
     """A launcher with a name."""
 
