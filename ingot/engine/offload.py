@@ -185,6 +185,8 @@ def record_owner(tenant: str, salt: str, lora: str) -> RecordOwner:
 
 WORTH_READING: Final = 64
 """Tokens: fewer are computed as fast."""
+MUCH_SLOWER: Final = 1.5
+"""How many times as long as computing it, reading may take: others are computed meanwhile."""
 READ_AHEAD: Final = 8
 """Waiting sequences for which records are read ahead."""
 ONLOAD_ATTEMPTS: Final = 3
@@ -237,7 +239,7 @@ class DiskTier(OffloadTier):
         make_room: Callable[[], bool],
         owner: Callable[[Request], CacheOwner],
     ) -> None:
-        """`form` is that of raw records. `seconds(n)` is what computing n tokens takes, 0 where that is not known;
+        """`form` is that of raw records. `seconds(n)` is what computing n tokens takes, 0 where that is not sure;
         `make_room` tries to free `reserved` bytes; `owner` gives the owner of a request's prefixes."""
         self._disk, self._index, self._rows = disk, index, rows
         self._encoding, self._form = encoding, encoding.form(form)
@@ -325,7 +327,7 @@ class DiskTier(OffloadTier):
         gained, nbytes = found.length - found.resident, sum(entry.size for entry in entries)
         if gained < WORTH_READING:
             return None
-        if 0 < self._seconds(gained) < nbytes / self._speed:
+        if 0 < MUCH_SLOWER * self._seconds(gained) < nbytes / self._speed:
             self._speed *= SPEED_RECOVERY  # a drive that was slow once is tried again in the end
             return None
         onload = Onload(owner, tuple(sequence.keys), found.resident, time.monotonic(), attempts)

@@ -99,11 +99,15 @@ class PrefixCache:
         """What computing so many tokens takes; 0 where that is not known yet."""
         return self._costs.prompt_ms(tokens) / 1000
 
+    def _sure_seconds(self, tokens: int) -> float:
+        """The same; 0 where that is not sure."""
+        return self._costs.sure_prompt_ms(tokens) / 1000
+
     def attach(self, disk: DiskBackend, form: RecordForm) -> None:
         """Offload to disk what memory has no room for. `form` is that of raw records."""
         if self.limit:
             self._tier = DiskTier(
-                disk, self.index, self.rows, self.encoding, form, self._seconds, self._make_room, self.owner
+                disk, self.index, self.rows, self.encoding, form, self._sure_seconds, self._make_room, self.owner
             )
 
     # Planning

@@ -30,6 +30,8 @@ VARIED_BY = 4
 FAR_BELOW = 1 / 3
 """A measurement below this share of the expected cost shows that those before included something else, such as the
 compilation of kernels: they are forgotten."""
+FARTHEST = 32
+"""How many times longer than a measured pass a prompt may be whose cost is to be sure."""
 
 RECENT_COSTS = 4
 """Measurements of which the least is taken."""
@@ -70,6 +72,11 @@ class CostLine:
         """The largest size that costs at most `cost`; may be negative."""
         fixed, slope = self.fit()
         return (cost - fixed) / slope if slope > 0 else float("inf")
+
+    @property
+    def count(self) -> int:
+        """Of recent measurements."""
+        return len(self._recent)
 
     @property
     def largest(self) -> float:
@@ -184,6 +191,11 @@ class StepCosts:
         """Of a whole prompt: where it is longer than any pass so far, of as many passes as that takes."""
         largest = int(self._prefill.largest)
         return self.prefill_ms(tokens) if tokens <= largest else self.prefill_ms(largest) * tokens / max(1, largest)
+
+    def sure_prompt_ms(self, tokens: int) -> float:
+        """The same; 0 where there were few passes so far, or only much shorter ones."""
+        is_sure = self._prefill.count >= SURE_COSTS and tokens <= FARTHEST * self._prefill.largest
+        return self.prompt_ms(tokens) if is_sure else 0.0
 
     def fixed_ms(self, rows: int) -> float:
         """What a step with at most one decoding row costs before its first prompt token; 0 where that is not sure."""

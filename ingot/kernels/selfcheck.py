@@ -23,7 +23,7 @@ once."""
 
 
 LEAST_LARGEST: Final = 1e-6
-"""What is smaller than that is zero to a model: weights that are padding, in few bits, do not add up to exactly zero."""
+"""What is smaller is zero to a model: weights that are padding, in few bits, do not add up to exactly zero."""
 
 
 class Case(NamedTuple):

@@ -224,6 +224,19 @@ def test_what_takes_too_long_to_read_is_computed(tmp_path: Path, gates: Gates, m
     engine.close()
 
 
+@pytest.mark.parametrize(("passes", "tokens", "tier"), [(1, 512, "disk"), (8, 16, "disk"), (8, 512, None)])
+def test_what_is_computed_sooner_is_not_read_once_that_is_sure(
+    passes: int, tokens: int, tier: str | None, tmp_path: Path, gates: Gates
+) -> None:
+    engine = restarted("hybrid", tmp_path, gates, prompt(1, 1000))
+    prefix_cache = engines.runner_of(engine).prefix_cache
+    for _ in range(passes):
+        prefix_cache._costs.observe_prefill(tokens, 1e-6)
+    assert run(engine, ask("again", [*prompt(1, 1000), 7])).tier == tier
+    engine.check()
+    engine.close()
+
+
 def test_who_waits_for_a_record_can_be_cancelled_and_leaves_nothing(tmp_path: Path, gates: Gates) -> None:
     engine = restarted("hybrid", tmp_path, gates, prompt(1))
     gates.reading.clear()

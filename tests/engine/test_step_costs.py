@@ -202,3 +202,13 @@ def test_a_prompt_that_is_longer_than_any_pass_so_far_is_as_many_passes() -> Non
     assert costs.prompt_ms(256) == pytest.approx(24)
     assert costs.prompt_ms(51_200) == pytest.approx(100 * 28)
     assert StepCosts().prompt_ms(100) == 0
+
+
+def test_the_cost_of_a_prompt_is_sure_after_some_passes_that_are_not_much_shorter() -> None:
+    costs = StepCosts(mixes=True)
+    for passes in range(3):
+        assert costs.sure_prompt_ms(512) == 0, passes
+        costs.observe_prefill(512, 28)
+    assert costs.sure_prompt_ms(512) == pytest.approx(28)
+    assert costs.sure_prompt_ms(32 * 512) == pytest.approx(32 * 28)
+    assert costs.sure_prompt_ms(87_000) == 0

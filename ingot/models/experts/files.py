@@ -36,9 +36,9 @@ from ingot.models.files.folder_checks import (
 READERS: Final = 8
 """Threads: enough reads at once for the speed that SSDs have."""
 MOST_GUESSES: Final = 2
-"""Reads at once of what was guessed. Others queue where they can still be called off: what turns out to be needed must
-not wait in the drive behind what does not."""
-GUESS_BYTES: Final = 512 * 1024
+"""Reads at once of what routers have guessed. Others queue where they can still be called off: what turns out to be
+needed must not wait in the drive behind what does not."""
+GUESS_BYTES: Final = 1 << 20
 """Of a guess, read before asking whether it was called off."""
 LONGEST_WAIT_S: Final = 60.0
 """A read that takes longer has failed."""
@@ -302,6 +302,8 @@ class ExpertReaders:
         self._closed = False
         self.most = threads
         """Reads at once."""
+        self.most_guesses = MOST_GUESSES
+        """Of these, what was guessed."""
         self.bytes_read = 0
         self.reading_s = 0.0
         """Seconds in which anything was read."""
@@ -347,8 +349,8 @@ class ExpertReaders:
         """A span to read, and whether it counts as a guess; None at the end."""
         with self._changed:
             while not self._closed:
-                guess = not self._needed
-                if self._running < self.most and (self._needed or (self._guessed and self._guessing < MOST_GUESSES)):
+                guess, may_guess = not self._needed, self._guessing < self.most_guesses
+                if self._running < self.most and (self._needed or (self._guessed and may_guess)):
                     read, index = (self._guessed if guess else self._needed).popleft()
                     if read.cancelled or index in read.begun:  # it was hurried
                         continue

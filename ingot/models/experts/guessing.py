@@ -14,9 +14,9 @@ import numpy as np
 
 from ingot.models.families.description import MoeSpec
 
-TRIAL_PASSES, TRIAL_INTERVAL = 8, 512
-"""Decoding passes that are timed with guesses and as many without, and how many follow the faster way until the next
-trial."""
+TRIAL_PASSES, TRIAL_INTERVAL = 16, 512
+"""Decoding passes that are timed with guesses, in turns with as many without, and how many follow the faster way until
+the next trial."""
 FEW_TOKENS: Final = 16
 """Tokens of a pass that is timed, or has products launched early, at most."""
 LEAST_GAIN: Final = 1.02
@@ -43,7 +43,7 @@ class GuessTrial:
         self._passes += 1
         if self._passes <= 2 * TRIAL_PASSES:
             self._seconds[self.guesses].append(now - began)
-            self.guesses = self._passes < TRIAL_PASSES
+            self.guesses = not self.guesses  # in turns: the longer a server runs, the more is in memory
         if self._passes == 2 * TRIAL_PASSES:
             without, with_guesses = map(median, self._seconds)
             self.guesses = without > LEAST_GAIN * with_guesses

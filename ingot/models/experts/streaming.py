@@ -15,6 +15,7 @@ checked once, at its end (`CheckedOnce`). A slot is only written once everything
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ import numpy as np
 from ingot.kernels.gpu.device_copies import DeviceCopies
 from ingot.models.experts.files import (
     LONGEST_WAIT_S,
+    MOST_GUESSES,
     READERS,
     ExpertFiles,
     ExpertRead,
@@ -44,6 +46,9 @@ from ingot.models.files.drive_speed import MIB, read_speed
 from ingot.models.layers.mlp import GatedExperts, UnsortedExperts
 from ingot.observe.metrics import ExpertStats
 
+SWITCH_S: Final = 0.0005
+"""How long a thread of this process runs Python before another may: readers and the engine thread wait for each other
+several times in a step."""
 PATIENCE_S: Final = 0.05
 """Nothing else is done while a read takes no longer."""
 
@@ -98,6 +103,7 @@ class ExpertStore:
         """Until `read_ahead` is set, nothing is guessed. `form` is all that the numbers in slots depend on. `copies`
         bring what was read to the device, where it has memory of its own. Products that are launched early cost next
         to nothing where they are in vain."""
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         self.readers = ExpertReaders(files)
         self.read_ahead = False
         self.meanwhile: Callable[[], None] = lambda: None
@@ -306,6 +312,11 @@ class LayerExperts:
         store = self._store
         return store.read_ahead and store.trial.guesses and not self.slots.is_complete
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether anything is on its way into its slots."""
+        return not all(each.read.done.is_set() for each in self._arriving.values())
+
     def has_room_for(self, chosen: np.ndarray) -> bool:
         """Whether all experts of a choice can be in slots at once."""
         return chosen.size <= self.slots.count or np.unique(chosen).size <= self.slots.count
@@ -480,9 +491,9 @@ class LayerExperts:
                     self._weights.install(each.slot, each.read.room)
                 self.slots.put(each.expert, each.slot)
 
-    def read_ahead(self, guessed: np.ndarray) -> None:
+    def read_ahead(self, guessed: np.ndarray, *, at_once: int = MOST_GUESSES) -> None:
         """Read what is not in memory of the experts that tokens were guessed to choose [..., n], the likeliest of each
-        first; unless guesses are mostly wrong here, so that they would make others go for nothing."""
+        first, so many at once; unless guesses are mostly wrong here, so that they would make others go for nothing."""
         order = by_likelihood(guessed)[: self.slots.count]
         self._guessed = set(order)
         if self._right < LEAST_RIGHT:
@@ -491,6 +502,7 @@ class LayerExperts:
         landed = [each for each in self._arriving.values() if each.read.done.is_set() and each.expert not in order]
         with suppress(WeightsUnreadable):  # nobody needs them
             self.settle(landed)  # guessed wrongly before: they take slots as any others
+        self._store.readers.most_guesses = at_once
         begun = self._read(lacking, set(order), ahead=True)
         self._unused.update(each.expert for each in begun)
 

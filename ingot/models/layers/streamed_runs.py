@@ -23,6 +23,7 @@ from ingot.kernels.decode_graph.kernels import ResidualNorm, take_result
 from ingot.kernels.gpu.kernel_source import OutputSpec
 from ingot.kernels.gpu.launcher import Launcher
 from ingot.kernels.moe.kernels import ExpertPlaces
+from ingot.models.experts.files import READERS
 from ingot.models.experts.streaming import Arriving, LayerExperts
 from ingot.models.layers.graph_inputs import GraphStep, StepInputs
 from ingot.models.layers.graph_parts import GraphPart, MoePart
@@ -31,6 +32,8 @@ LEARNING: Final = 0.1
 """How much of what is known of a run the last pass makes up."""
 SHARED: Final = 2
 """How many tokens have an expert, on average, where they fit in slots."""
+LAUNCHED_GUESSES: Final = READERS // 2
+"""Experts that are read at once because runs have chosen them whose states were nearly right: most are needed."""
 LIKELY: Final = 0.5
 """Runs are launched ahead as long as it is likelier than that that none has to be launched again."""
 
@@ -66,6 +69,10 @@ class RunExperts:
     def guesses(self) -> bool:
         """Whether guesses of what they need are acted on."""
         return any(layer.guesses for layer in self.layers)
+
+    @property
+    def is_reading(self) -> bool:
+        return any(layer.is_reading for layer in self.layers)
 
     @property
     def experts(self) -> int:
@@ -165,7 +172,7 @@ class StreamedRuns:
     def compute(self, x: mx.array, step: GraphStep, launcher: Launcher, replay: Replay) -> mx.array:
         """What they make of states [tokens, size]. Raises WeightsUnreadable."""
         experts = [run.experts for run in self.runs if run.experts is not None]
-        launched, number, known, most = deque[LaunchedRun](), 0, 0, _launched_ahead(experts)
+        launched, number, known, most, again = deque[LaunchedRun](), 0, 0, _launched_ahead(experts), False
         while number < len(experts):
             run = experts[number]
             if not run.may_fit(step.tokens):
@@ -174,7 +181,9 @@ class StreamedRuns:
                 continue
             if not launched:
                 for ahead, each in enumerate(experts[number : number + most], number):
-                    slots = [layer.readable_slots(waits=most == 1) for layer in each.layers]
+                    if launched and again and each.is_reading:
+                        break
+                    slots = [layer.readable_slots(waits=again and not launched) for layer in each.layers]
                     states = launched[-1].result if launched else x
                     launched.append(self._launch(ahead, states, slots, step, launcher, replay))
             first = launched.popleft()
@@ -193,7 +202,7 @@ class StreamedRuns:
                 known = checked.known
                 run.layers[known - 1].settle(checked.reads)
             launched.clear()
-            most = 1
+            again, most = True, len(experts) if run.guesses else 1
         return x
 
     def _launch(
@@ -233,7 +242,7 @@ class StreamedRuns:
 def _read_ahead(layers: Sequence[LayerExperts], choices: Sequence[np.ndarray]) -> None:
     for layer, chosen in zip(layers, choices, strict=True):
         if layer.guesses:
-            layer.read_ahead(chosen)
+            layer.read_ahead(chosen, at_once=LAUNCHED_GUESSES)
 
 
 def _launched_ahead(runs: Sequence[RunExperts]) -> int:
