@@ -293,7 +293,8 @@ def _without_codes(
 ) -> dict[str, mx.array]:
     """GPTQ's and AWQ's weights and compressed tensors in MLX's format, with the same values. mlx-lm reads GPTQ's files
     as AWQ's, which pack another axis, or refuses them; knows no experts in either; and reads compressed tensors of a
-    few families alone."""
+    few families alone. It would pack the two halves of latents' projections anew, with other groups: they are unpacked.
+    """
     found = dict[str, mx.array]()
     bits, is_awq = form["bits"], packing.get("quant_method") == "awq"
     one_less = not is_awq and packing.get("checkpoint_format", "gptq") != "gptq_v2"
@@ -324,6 +325,9 @@ def _without_codes(
                 found[name] = array
             continue
         found |= {f"{path}.scales": scales, f"{path}.biases": (-middle * scales).astype(scales.dtype)}
+        if path.endswith(".kv_b_proj"):
+            packed = [found.pop(f"{path}.{name}") for name in ("weight", "scales", "biases")]
+            found[f"{path}.weight"] = mx.dequantize(*packed, **form)
     return found
 
 

@@ -311,6 +311,33 @@ def test_experts_in_the_formats_of_others_have_the_same_values_in_mlxs(method: s
         assert mx.allclose(values, wanted[path], atol=1e-5).item(), path
 
 
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_both_halves_of_a_latents_projection_have_the_same_values_as_in_the_formats_of_others(
+    method: str, tmp_path: Path
+) -> None:
+    config = {**tiny.CONFIGS["indexed"], "model_type": "deepseek_v3", "kv_lora_rank": 32}
+    heads, key, value = (config[name] for name in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
+    stored, wanted = dict[str, mx.array](), dict[str, mx.array]()
+    for name, weight in tree_flatten(random_models.build(config).parameters()):
+        if "unembed_out" in name:
+            continue
+        if "embed_q" not in name:
+            stored[name] = weight
+            continue
+        path = name.replace("embed_q.weight", "kv_b_proj")
+        values, parts = packed_by_others(mx.zeros((heads * (key + value), config["kv_lora_rank"])), method)
+        stored |= {f"{path}.{part}": array for part, array in parts.items()}
+        keys, of_values = mx.split(values.reshape(heads, key + value, -1), [key], axis=1)
+        wanted |= {name: keys.swapaxes(-1, -2), name.replace("embed_q", "unembed_out"): of_values}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    packing = {"quant_method": method, "bits": 4, "group_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    found = dict(tree_flatten(load_model(tmp_path)[0].parameters()))
+    assert wanted
+    for name, values in wanted.items():
+        assert mx.allclose(found[name], values, atol=1e-5).item(), name
+
+
 def test_compressed_tensors_in_forms_that_mlx_lacks_are_refused(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a.weight_packed": mx.zeros((4, 8), mx.int32)})
     groups = {"group_0": {"weights": {**COMPRESSED, "symmetric": False}}}
