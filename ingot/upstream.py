@@ -212,6 +212,11 @@ def is_packed_by_others(folder: Path, config: Mapping[str, Any]) -> bool:
     return bool(config.get("quantization") is None and quantization) or bool(config.get("quantize_activations"))
 
 
+def has_packed_integers(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether weights are in GPTQ's or AWQ's format, or packed compressed tensors."""
+    return config.get("quantization") is None and _integer_form(_packing_by_others(folder, config)) is not None
+
+
 def _packing_by_others(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     inside = (config.get("text_config") or {}).get("quantization_config")
     stated: dict[str, Any] = config.get("quantization_config") or inside or {}
@@ -326,8 +331,8 @@ def _without_codes(
             continue
         found |= {f"{path}.scales": scales, f"{path}.biases": (-middle * scales).astype(scales.dtype)}
         if path.endswith(".kv_b_proj"):
-            packed = [found.pop(f"{path}.{name}") for name in ("weight", "scales", "biases")]
-            found[f"{path}.weight"] = mx.dequantize(*packed, **form)
+            weight, scales, biases = (found.pop(f"{path}.{name}") for name in ("weight", "scales", "biases"))
+            found[f"{path}.weight"] = mx.dequantize(weight, scales, biases, form["group_size"], bits)
     return found
 
 

@@ -281,28 +281,34 @@ def packed_by_others(weight: mx.array, method: str) -> tuple[mx.array, dict[str,
 COMPRESSED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
-def test_experts_in_the_formats_of_others_have_the_same_values_in_mlxs(method: str, tmp_path: Path) -> None:
+def save_mixture(method: str, folder: Path) -> dict[str, mx.array]:
+    """A mixture of experts with weights in the format of others; returns their values, by path."""
     config = {**tiny.CONFIGS["moe"], "moe_intermediate_size": 32}
     packing = {"quant_method": method, "bits": 4, "group_size": 32}
     if method == "compressed-tensors":
         packing |= {"format": "pack-quantized", "config_groups": {"group_0": {"weights": COMPRESSED}}}
-    stored, wanted = dict[str, mx.array](), dict[str, mx.array]()
+    stored, values = dict[str, mx.array](), dict[str, mx.array]()
     for name, weight in tree_flatten(random_models.build(config).parameters()):
         path = name.removesuffix(".weight")
         if not name.endswith("_proj.weight"):
             stored[name] = weight
         elif weight.ndim == 2:
-            wanted[path], parts = packed_by_others(weight, method)
+            values[path], parts = packed_by_others(weight, method)
             stored |= {f"{path}.{part}": array for part, array in parts.items()}
         else:
             each = [packed_by_others(of_expert, method) for of_expert in weight]
-            wanted[path] = mx.stack([values for values, _ in each])
+            values[path] = mx.stack([of_expert for of_expert, _ in each])
             for number, (_, parts) in enumerate(each):
                 alone = path.replace("switch_mlp", f"experts.{number}")
                 stored |= {f"{alone}.{part}": array for part, array in parts.items()}
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    mx.save_safetensors(str(folder / "model.safetensors"), stored)
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": packing}))
+    return values
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_experts_in_the_formats_of_others_have_the_same_values_in_mlxs(method: str, tmp_path: Path) -> None:
+    wanted = save_mixture(method, tmp_path)
     model, _ = load_model(tmp_path)
     found = {path: module for path, module in model.named_modules() if path in wanted}
     assert found.keys() == wanted.keys()

@@ -45,7 +45,7 @@ from ingot.models.files.progress import Progress, format_bytes
 from ingot.models.files.short_names import full_model_name
 from ingot.models.gguf.quant_types import BLOCKS_KEY
 from ingot.models.vision.loading import TOWER_FILE, has_vision_tower, write_tower
-from ingot.upstream import import_upstream, load_config, load_model
+from ingot.upstream import has_packed_integers, import_upstream, load_config, load_model
 
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
@@ -105,12 +105,13 @@ class Conversion:
                 shutil.copyfile(file, target / file.name)
 
     def _write_weights(self, target: Path, progress: Progress) -> None:
-        if self.quantization is None:
+        if self.quantization is None and not has_packed_integers(self.folder, load_config(self.folder)):
             _reuse_weights(self.folder, target, progress)
-        else:
-            progress(f"quantising {self.source} to {self.quantization}")
-            _quantize_model(self.folder, target, self.quantization)
-            self._write_tower(target / TOWER_FILE, progress)
+            return
+        form = "MLX's format" if self.quantization is None else self.quantization
+        progress(f"{'bringing' if self.quantization is None else 'quantising'} {self.source} to {form}")
+        _write_model(self.folder, target, self.quantization)
+        self._write_tower(target / TOWER_FILE, progress)
 
     def _write_tower(self, file: Path, progress: Progress) -> None:
         """Its vision tower, as it is."""
@@ -152,17 +153,19 @@ def _narrowed_head_tensor(name: str, array: mx.array) -> mx.array:
     return array.astype(mx.bfloat16) if wanted else array
 
 
-def _quantize_model(folder: Path, target: Path, form: WeightQuantization) -> None:
+def _write_model(folder: Path, target: Path, form: WeightQuantization | None) -> None:
+    """Quantised, unless it is already."""
     stated, upstream = load_config(folder), import_upstream("mlx_lm.utils")
     classes = model_classes_for(folder, stated)
     try:
         model, config = load_model(folder, model_config=older_config_names(stated), get_model_classes=classes)
-        with redirect_stdout(io.StringIO()):  # which it reports to
-            model, config = upstream.quantize_model(model, config, form.group_size, form.bits, mode=form.mode)
+        if form is not None:
+            with redirect_stdout(io.StringIO()):  # which it reports to
+                model, config = upstream.quantize_model(model, config, form.group_size, form.bits, mode=form.mode)
         upstream.save_model(target, model, donate_model=True)
     # The code of a hundred families reads this folder and may fail in any way; one exits.
     except (Exception, SystemExit) as error:
-        raise ModelError(f"{folder.name} cannot be quantised: {error}") from error
+        raise ModelError(f"{folder.name} cannot be converted: {error}") from error
     config |= {name: stated[name] for name in ("text_config",) if name in stated}  # mlx-vlm's classes take no more keys
     upstream.save_config(config, target / "config.json", keep_vision_config=True)
 

@@ -169,7 +169,7 @@ PROJECTIONS: Final = {*EXPERT_PROJECTIONS, "fc1", "fc2"}
 def _other_form(path: str) -> ModelError:
     return ModelError(
         f"{SETTING}: the experts of {path} are stored in another form than the model computes with. Convert the model "
-        "with `ingot convert` first, and serve what that writes."
+        "with `ingot convert --experts` first, and serve what that writes."
     )
 
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from ingot.errors import ConfigError, ModelError
+from ingot.models.convert import Conversion
 from ingot.models.experts.files import ExpertFiles
 from ingot.models.experts.records import write_expert_records
 from ingot.models.files.drive_speed import ALIGNED
@@ -18,6 +19,7 @@ from ingot.models.files.progress import no_progress
 from tests.launches import prompt_logits
 from tests.models.experts.mixtures import PACKINGS, PROMPT, loaded, saved, store_of
 from tests.one_path import one_path
+from tests.test_upstream import save_mixture
 
 __all__ = ["one_path"]
 pytestmark = pytest.mark.usefixtures("rules")
@@ -41,6 +43,19 @@ def test_it_is_the_same_model_with_some_of_its_experts_in_memory_and_with_all(
         assert mx.array_equal(*[prompt_logits(adapter, PROMPT) for adapter in found])
         for adapter in found:
             adapter.close()
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_experts_in_the_formats_of_others_are_laid_out_in_mlxs(method: str, tmp_path: Path) -> None:
+    folder, target = tmp_path / "model", tmp_path / "records"
+    folder.mkdir()
+    save_mixture(method, folder)
+    with pytest.raises(ModelError, match="`ingot convert --experts`"):
+        loaded(folder, 0.8)
+    Conversion(folder, "model", None, None, records=True).run(target, no_progress)
+    adapter = loaded(target, 0.8)
+    assert store_of(adapter).share < 1
+    assert mx.allclose(prompt_logits(adapter, PROMPT), prompt_logits(loaded(folder), PROMPT), atol=1e-4).item()
 
 
 def test_one_read_brings_an_expert_from_where_a_page_begins(tmp_path: Path) -> None:
