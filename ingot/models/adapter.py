@@ -463,9 +463,7 @@ def adapt_model(
     with _logging_time("the model was probed"):
         kept, found, margin = probed()
     if found.wrong is not None:
-        part = restore_wrong_part(model, device, lambda: probed()[1].wrong is None)
-        how = "one after another" if part == "layers" else "by the family's own modules"
-        notes = [*notes, f"{part or 'layers'} run {how}, slower: otherwise {found.wrong}"]
+        notes = [*notes, _restore(model, device, found.wrong, lambda: probed()[1].wrong is None)]
         kept, found, margin = probed()
     if tower is not None and tower.bidirectional and not found.mixed:
         raise ModelError("Its image tokens see each other, which this model's attention does not support here.")
@@ -499,6 +497,13 @@ def adapt_model(
     if not deterministic or adapted.irreproducible is None:
         return adapted
     return replace(adapted, notes=(*adapted.notes, f"--deterministic does not hold for {adapted.irreproducible}"))
+
+
+def _restore(model: nn.Module, device: Device, wrong: str, is_right: Callable[[], bool]) -> str:
+    """Run the part that is wrong by the family's own modules; returns what is to be said of it."""
+    part = restore_wrong_part(model, device, is_right)
+    how = "one after another" if part == "layers" else "by the family's own modules"
+    return f"{part or 'layers'} run {how}, slower: otherwise {wrong}"
 
 
 def _swap_for_device(
