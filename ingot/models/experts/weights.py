@@ -198,6 +198,7 @@ class SlotWeights:
         """`spare` memory is shared by all layers; `copies` bring it to a device with memory of its own. Raises
         ModelError where experts cannot be brought into the form that products have them in."""
         self.stored, self.spare, self._files = stored, spare, files
+        self._places: dict[int, tuple[Runs, list[FileRange]]] = {}  # of experts that were read before
         self._forms = {name: _form_of(stored, name, each) for name, each in projections_of(products).items()}
         self.is_same = all(form.convert is None for form in self._forms.values())
         """Products take the numbers as they are in the files."""
@@ -227,7 +228,7 @@ class SlotWeights:
 
     def move_to(self, files: ExpertFiles, spare: SpareMemory) -> None:
         """The same files, opened anew."""
-        self._files, self.spare = files, spare
+        self._files, self.spare, self._places = files, spare, {}
 
     def memory(self, number: int, slot: int) -> Bytes:
         """Of a slot, the array that is that part of the files, where it is the same."""
@@ -244,8 +245,10 @@ class SlotWeights:
 
     def read(self, expert: int, slot: int, *, ahead: bool) -> ExpertRead:
         """A read of an expert that is to go into a slot. Unless it was delivered there, `install` is to be called."""
-        runs = self.stored.runs_of(expert)
-        spans = [self._files.span(run) for run, _ in runs]
+        if expert not in self._places:
+            found = self.stored.runs_of(expert)
+            self._places[expert] = found, [self._files.span(run) for run, _ in found]
+        runs, spans = self._places[expert]
         if self.is_same and self.copies is None:
             parts = [[self.memory(number, slot) for number in numbers] for _, numbers in runs]
             if not self._files.passes_cache or all(
