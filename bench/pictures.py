@@ -3,14 +3,18 @@
 python -m bench.pictures                             the foundry's model
 python -m bench.pictures --tower siglip --depth 6    a tower of SigLIP's size, six of its layers, with random weights
 python -m bench.pictures --tower qwen --side 448 --pictures 4 --streams 8
+python -m bench.pictures --video 20                  instead: a clip of so many seconds, which a server is asked about
 
 Times are milliseconds between two tokens of a stream, for all streams together: alone, then alongside the request until
-it has its first token. The target is that of --target-itl-ms.
+it has its first token. The target is that of --target-itl-ms. Of a clip, the time to the first token of a question
+about it, decoding included, and of another question about the same clip, whose frames are not computed again.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import sys
 import tempfile
 import threading
@@ -25,7 +29,9 @@ import numpy as np
 from PIL import Image
 
 import ingot.engine  # noqa: F401  (binds the fast BLAS before mlx)
+from bench import servers
 from bench.seeing_models import TOWERS, write
+from ingot.cli.peers.session import Heard, listen
 from ingot.config import Settings
 from ingot.engine.engine import Engine
 from ingot.engine.loading.language_model import start_engine
@@ -169,6 +175,47 @@ def measure(
     return Found(gaps(readers, began, sent), gaps(readers, sent, until), until - sent)
 
 
+RATE = 10
+"""Frames of a clip's second."""
+
+
+def clip(seconds: int, side: int, seed: int) -> str:
+    """The data URL of an MP4 file of random colours, which change with every second."""
+    import av
+
+    file, dice = io.BytesIO(), np.random.default_rng(seed)
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = side, side, "yuv420p"
+        for _ in range(seconds):
+            drawn = np.full((side, side, 3), dice.integers(0, 256, 3), np.uint8)
+            for _ in range(RATE):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(drawn, format="rgb24")))
+        container.mux(stream.encode(None))
+    return f"data:video/mp4;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def watch(folder: Path, seconds: int, side: int) -> str:
+    """What a server takes for a clip, and for another question about it."""
+
+    def ask(shown: str, question: str) -> Heard:
+        content = [{"type": "video_url", "video_url": {"url": shown}}, {"type": "text", "text": question}]
+        body = {"model": server.model, "messages": [{"role": "user", "content": content}], "max_tokens": 8}
+        return listen(server.client, {**body, "temperature": 0, "ignore_eos": True})
+
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        servers.ingot(folder, Path(logs) / "log", 1, own_kernels=True) as server,
+    ):
+        ask(clip(1, side, 0), "What is this?")
+        shown = clip(seconds, side, 1)
+        first, again = ask(shown, "What is the first colour?"), ask(shown, "What comes last?")
+    return (
+        f"{seconds} s of video, {first.prompt_tokens} tokens: first token after {first.ttft:.2f} s, "
+        f"of another question after {again.ttft:.2f} s, with {again.cached_tokens} tokens cached"
+    )
+
+
 @contextmanager
 def folder_of(tower: str | None, depth: int | None, model: Path) -> Iterator[Path]:
     if tower is None:
@@ -186,12 +233,16 @@ def main() -> int:
     parser.add_argument("--depth", type=int, help="this many of its layers")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--pictures", type=int, default=16)
+    parser.add_argument("--video", type=int, help="seconds of a clip to be asked about, instead of images")
     parser.add_argument("--side", type=int, default=192, help="width and height of an image in pixels")
     parser.add_argument("--alone-s", type=float, default=0.5)
     parser.add_argument("--target-itl-ms", type=float, default=Settings().target_itl_ms)
     chosen = parser.parse_args()
     settings = Settings(target_itl_ms=chosen.target_itl_ms, speculate="off")
     with folder_of(chosen.tower, chosen.depth, chosen.model) as folder:
+        if chosen.video:
+            print(watch(folder, chosen.video, chosen.side))
+            return 0
         engine = start_engine(settings, folder, name="bench", source="benchmark")
         try:
             found = measure(

@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -377,11 +377,13 @@ def decoding_memory(free: int) -> int:
     return max(0, min(bounds.PIXEL_MEMORY, max(int(free * VISION_SHARE), min(LEAST_DECODING_BYTES, free // 4))))
 
 
-def make_vision_memory(largest: EncodingBytes, free: int) -> VisionMemory:
-    """Enough for the `largest` image that the model is shown, if that is no more than a share of what is free; half of
-    it for features, so that many images, or those of several requests, are held at once. Decoding has a share of its
-    own."""
+def make_vision_memory(largest: Sequence[EncodingBytes], free: int) -> VisionMemory:
+    """Enough for the `largest` image that the model is shown, twice, and for a video, if that is no more than a share
+    of what is free; half of it for features, so that many images, or those of several requests, are held at once.
+    Decoding has a share of its own."""
     most = int(free * VISION_SHARE)
-    work = min(2 * (largest.pixels + largest.work), most // 2)
-    features = min(max(8 * largest.features, work), most // 2)
+    image, *videos = largest
+    of_images = 2 * (image.pixels + image.work)
+    work = min(max([of_images, *(video.pixels + video.work for video in videos)]), most // 2)
+    features = min(max([8 * image.features, of_images, *(video.features for video in videos)]), most // 2)
     return VisionMemory(work, features, decoding_memory(free))

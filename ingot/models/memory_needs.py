@@ -94,9 +94,9 @@ def _tower_weight_bytes(folder: Path, device: Device) -> int:
         return 0
 
 
-def largest_image_needs(folder: Path, device: Device) -> EncodingBytes | None:
-    """What encoding the largest image takes; None where the model sees nothing here, or that cannot be known without
-    loading it."""
+def largest_media_needs(folder: Path, device: Device) -> list[EncodingBytes] | None:
+    """What encoding the largest image and a video takes; None where the model sees nothing here, or that cannot be
+    known without loading it."""
     try:
         config = {} if folder.suffix == ".gguf" else load_config(folder)
         return unloaded_tower_needs(folder, config, device) if has_vision_tower(folder, config) else None

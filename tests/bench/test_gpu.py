@@ -132,9 +132,9 @@ def test_a_child_says_each_figure_when_it_has_it(
     assert "second" in capsys.readouterr().out
 
 
-def test_all_of_it_takes_less_than_eight_minutes() -> None:
+def test_all_of_it_takes_less_than_a_quarter_of_an_hour() -> None:
     assert gpu.SECTIONS["checks"].limit_s <= 100
-    assert sum(section.limit_s for section in gpu.SECTIONS.values()) < 8 * 60 - 10
+    assert sum(section.limit_s for section in gpu.SECTIONS.values()) < 15 * 60
 
 
 def test_an_unknown_section_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

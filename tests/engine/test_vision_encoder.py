@@ -18,6 +18,7 @@ from ingot.engine.vision_encoder import (
     VisionEncoderRunner,
     VisionEncodingFailed,
     VisionMemory,
+    make_vision_memory,
 )
 from ingot.errors import BadMedia, Cancelled, IngotError, RequestTooLarge
 from ingot.media import worker
@@ -208,6 +209,15 @@ class ByArea:
 class TowerByArea(FakeTower):
     def needs(self, layout: Layout) -> EncodingBytes:
         return EncodingBytes(pixels=3 * layout.size.area, work=layout.size.area, features=NBYTES)
+
+
+def test_there_is_memory_for_two_images_or_a_video_if_that_is_a_share_of_what_is_free() -> None:
+    image, video = EncodingBytes(100, 50, 10), EncodingBytes(900, 100, 500)
+    of_images, of_both = (make_vision_memory(largest, 1 << 40) for largest in ([image], [image, video]))
+    assert (of_images.work, of_images.features) == (300, 300)
+    assert (of_both.work, of_both.features) == (1000, 500)
+    little = make_vision_memory([image, video], 1600)
+    assert (little.work, little.features) == (100, 100)
 
 
 def test_an_image_that_is_too_large_is_refused_with_what_would_do() -> None:

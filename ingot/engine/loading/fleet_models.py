@@ -130,9 +130,9 @@ class BlockingModelLoader:
         """As much as the model would have for vision if it were the only one."""
         if entry.settings.text_only:
             return 0
-        from ingot.models.memory_needs import largest_image_needs
+        from ingot.models.memory_needs import largest_media_needs
 
-        largest = self._loop.run(partial(largest_image_needs, folder.path, self._device))
+        largest = self._loop.run(partial(largest_media_needs, folder.path, self._device))
         return 0 if largest is None else make_vision_memory(largest, self._memory - weights).total
 
     def _claim_by_kind(self, entry: ModelEntry, folder: ModelFolder) -> int:

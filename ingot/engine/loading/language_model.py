@@ -63,7 +63,7 @@ from ingot.models.report import parts_without_fixed_order
 from ingot.models.vision.loading import (
     LARGEST_IMAGE,
     has_vision_tower,
-    largest_image_needs,
+    largest_needs,
     require_vision,
     states_vision_tower,
     warm_up_vision_tower,
@@ -521,7 +521,7 @@ class VisionSupport:
         if tower is None or self.processor is None:
             return None
         warm_up_vision_tower(tower, self.processor)
-        memory = make_vision_memory(largest_image_needs(tower, self.processor), free)
+        memory = make_vision_memory(largest_needs(tower, self.processor), free)
         return VisionEncoder(tower, memory, self.processor)
 
     def refuse(self, vision_encoder: VisionEncoder | None, widest: int) -> None:

@@ -27,7 +27,7 @@ from ingot.kernels.device import Device
 from ingot.media.image_processors import read_processor, states_vision
 from ingot.media.images import BICUBIC, DecodingMemory, Pixels, View
 from ingot.media.items import MediaItem
-from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size
+from ingot.media.layout import ImageLayoutOptions, MediaProcessor, Size, VideoHeader, VideoLayoutOptions
 from ingot.media.processor_parts import ProcessorFiles
 from ingot.models.families.description import MlpSpec
 from ingot.models.files.folder_checks import read_safetensors_header
@@ -79,18 +79,26 @@ LARGEST_IMAGE: Final = Size(16_384, 16_384)
 """Larger than any image that a model is shown."""
 
 
-def largest_image_needs(tower: VisionTower, processor: MediaProcessor) -> EncodingBytes:
-    return tower.needs(processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions()))
+USUAL_VIDEO: Final = VideoHeader(Size(1920, 1080), frames=1800, fps=30.0)
+"""A minute, which there is to be memory for."""
 
 
-def unloaded_tower_needs(folder: Path, config: dict[str, Any], device: Device) -> EncodingBytes | None:
-    """What the largest image takes of a tower whose weights are not read; None where its processor is unknown. Raises
-    ModelError where mlx-vlm is missing."""
+def largest_needs(tower: VisionTower, processor: MediaProcessor) -> list[EncodingBytes]:
+    """Of the largest image, and of a usual video where the model takes any."""
+    layouts = [processor.image_layout(LARGEST_IMAGE, ImageLayoutOptions())]
+    if "video" in processor.placeholders:
+        layouts.append(processor.video_layout(USUAL_VIDEO, VideoLayoutOptions()))
+    return [tower.needs(layout) for layout in layouts]
+
+
+def unloaded_tower_needs(folder: Path, config: dict[str, Any], device: Device) -> list[EncodingBytes] | None:
+    """What the largest image and a usual video take of a tower whose weights are not read; None where its processor is
+    unknown. Raises ModelError where mlx-vlm is missing."""
     family = VISION_FAMILIES[config["model_type"]]
     if (processor := read_processor(folder)) is None:
         return None
     tower = family.make(_load_tower_weights(folder, config, family), config, ProcessorFiles.read(folder), device)
-    return largest_image_needs(tower, processor)
+    return largest_needs(tower, processor)
 
 
 def write_tower(folder: Path, config: dict[str, Any], file: Path) -> None:

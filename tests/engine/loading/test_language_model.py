@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -79,7 +79,9 @@ def test_the_same_files_under_two_names_are_one_adapter(model: ModelAdapter, fol
 
 
 class Squares:
-    """A processor that shows everything alike."""
+    """A processor that shows everything alike, and no video."""
+
+    placeholders: ClassVar[dict[str, str]] = {}
 
     def image_layout(self, size: Size, layout_options: ImageLayoutOptions) -> Layout:
         return LAYOUT
