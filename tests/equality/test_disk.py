@@ -86,7 +86,7 @@ def test_a_restarted_engine_goes_on_where_the_last_one_was(kind: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, tmp_path: Path) -> None:
-    engine = start(kind, tmp_path, cache_bytes=300_000)
+    engine = start(kind, tmp_path, cache_bytes=200_000)
     # Reading is not weighed against computing, whose times vary.
     engines.runner_of(engine).prefix_cache._tier._seconds = lambda tokens: 0.0  # type: ignore[attr-defined]
     runs = [conversations(seed) for seed in range(5)]
@@ -100,7 +100,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(kind: str, tmp_path: P
         assert warm == run(engine, ask(f"c{number}", longer, cache=False))[0]
         tiers.add(report.tier)
         engine.check()
-        assert engines.runner_of(engine).prefix_cache.index.nbytes <= 300_000
+        assert engines.runner_of(engine).prefix_cache.index.nbytes <= 200_000
     assert "disk" in tiers
     engine.close()
 
