@@ -182,7 +182,7 @@ class StreamedRuns:
             if not launched:
                 for ahead, each in enumerate(experts[number : number + most], number):
                     if launched and again and each.is_reading:
-                        break
+                        break  # it would be launched in vain
                     slots = [layer.readable_slots(waits=again and not launched) for layer in each.layers]
                     states = launched[-1].result if launched else x
                     launched.append(self._launch(ahead, states, slots, step, launcher, replay))
